@@ -1,0 +1,1 @@
+"""What a running server does: raw artefacts from real clients, and no statistics."""

@@ -1,0 +1,482 @@
+"""The campaign: walk the rooms, point by point, and survive whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from evals import agentx, client, gsm8k, traces
+from evals.prometheus import Scraper
+from recipes.schema import Recipe, SearchSpace
+from results.columns import Row
+from results.compare import compare
+from results.score import score
+from results.tables import write_tables
+from samenode import plan as plans
+from samenode import runs
+from samenode.errors import UserError
+from samenode.files import write_json
+from samenode.interrupts import InterruptedCampaign, Interrupts
+from samenode.journal import Journal, now
+from samenode.plan import Launch, Point
+from samenode.progress import Progress, span
+from serve import ports, process
+from serve.command import Phase, server_command, speculative_config
+from serve.models import Model, cache_folder, resolve
+from serve.sampler import Sampler
+from serve.samples import judge, read_samples
+
+READY_GUESS_S = {"cpu": 40, "cuda": 150, "rocm": 600}
+CLIENT_GUESS_S = 25
+"""What aiperf adds to the duration: start, warm-up, drain and export (measured on two CPU cores)."""
+GSM8K_GUESS_S = {"cpu": 4.0, "cuda": 0.5, "rocm": 0.5}
+"""Seconds an item, for the expected time alone."""
+GSM8K_ITEMS = 1319
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a campaign is given besides its recipe and selection."""
+
+    server_bin: Path
+    aiperf: str
+    model: str | None = None
+    port: int | None = None
+    gsm8k_data: str | None = None
+
+
+def duration_s(recipe: Recipe, launches: list[Launch]) -> float:
+    """The expected time of a campaign in seconds: a guess before anything has run."""
+    total = 0.0
+    for launch in launches:
+        total += READY_GUESS_S[recipe.accelerator] + 5
+        for point in launch.points:
+            if point.kind == "agentx":
+                total += CLIENT_GUESS_S + recipe.agentx.warmup_s + recipe.agentx.duration_s
+            else:
+                items = recipe.gsm8k.limit or GSM8K_ITEMS
+                total += 15 + items * GSM8K_GUESS_S[recipe.accelerator]
+    return total
+
+
+def check_node(recipe: Recipe, launches: list[Launch], facts: dict[str, Any]) -> None:
+    """Refuse a campaign that this node cannot run.
+
+    Raises:
+        UserError: too few GPUs (or, on a CPU, cores) for a config, or none of the recipe's kind.
+    """
+    if recipe.accelerator == "cpu":
+        have, what = int(facts["cpu"]["cores"]), "CPU cores"
+    else:
+        have, what = len(facts["gpus"] or ()), "GPUs"
+    for launch in launches:
+        space = space_of(recipe, launch.config)
+        if space.gpus > have:
+            raise UserError(
+                f"config {space.name} of {recipe.name} needs {space.gpus} {what} and this node has "
+                f"{have}; choose a smaller TP or another RECIPE"
+            )
+
+
+def space_of(recipe: Recipe, config: str) -> SearchSpace:
+    """The search-space entry called ``config``."""
+    return next(space for space in recipe.search_space if space.name == config)
+
+
+def corpus_for(recipe: Recipe, model: Model, prepare: bool = True) -> agentx.Corpus:
+    """The public corpus where the recipe names one and the hub has it, else generated traces.
+
+    Traces are kept in the cache folder; with ``prepare`` False they are not written.
+    """
+    public = recipe.agentx.public_dataset
+    if public and model.source == "hub":
+        return agentx.Corpus(public, public=public)
+    wanted = recipe.agentx.traces
+    context = recipe.server.flags.get("max-model-len")
+    if not isinstance(context, int):
+        raise UserError(
+            f"recipe {recipe.name}: server.flags.max-model-len must be a number, since the "
+            "generated traces are scaled to it"
+        )
+    spec = traces.PROFILES[wanted.profile](context, seed=wanted.seed, sessions=wanted.sessions)
+    name = f"{wanted.profile}-{context}-{wanted.sessions}-{wanted.seed}"
+    folder = cache_folder() / "traces" / name
+    if prepare:
+        name = f"{name}:{traces.write_traces(spec, folder)}"
+    return agentx.Corpus(f"synthetic:{name}", folder=folder)
+
+
+@dataclass(frozen=True)
+class Clients:
+    """What measures a server: the model's client side, aiperf and its corpus, and lm-eval."""
+
+    recipe: Recipe
+    model: Model
+    aiperf: agentx.Aiperf
+    corpus: agentx.Corpus
+    gsm8k_data: str | None
+
+    @classmethod
+    def prepared(cls, recipe: Recipe, settings: Settings) -> Clients:
+        """Everything made ready: the model converted, the traces written, aiperf asked."""
+        model = resolve(recipe, settings.model, settings.server_bin / "python")
+        return cls(
+            recipe, model, agentx.probe(settings.aiperf), corpus_for(recipe, model),
+            settings.gsm8k_data,
+        )  # fmt: skip
+
+    @classmethod
+    def planned(cls, recipe: Recipe, settings: Settings) -> Clients:
+        """The same without making anything ready, for a dry run."""
+        model = resolve(recipe, settings.model, settings.server_bin / "python", prepare=False)
+        corpus = corpus_for(recipe, model, prepare=False)
+        return cls(recipe, model, agentx.probe(settings.aiperf), corpus, settings.gsm8k_data)
+
+    def gsm8k(self, conc: int) -> gsm8k.Gsm8kSettings:
+        """The GSM8K settings of this recipe at ``conc`` requests in flight."""
+        settings = self.recipe.gsm8k
+        return gsm8k.Gsm8kSettings(
+            shots=settings.shots,
+            limit=settings.limit,
+            max_tokens=settings.max_tokens,
+            concurrency=conc,
+            data_path=Path(self.gsm8k_data) if self.gsm8k_data else None,
+        )
+
+    def command(self, point: Point, url: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+        """The client's command line for a point, and what it adds to the environment."""
+        if point.kind == "agentx":
+            argv = agentx.command(
+                self.recipe.agentx, self.aiperf, self.corpus, self.model, url, point.conc,
+                folder / "aiperf",
+            )  # fmt: skip
+            return argv, self.model.client_env
+        return gsm8k.command(self.gsm8k(point.conc), url, self.model.name, folder), {}
+
+    def name(self, point: Point) -> str:
+        """The client and its version."""
+        if point.kind == "agentx":
+            return f"aiperf {self.aiperf.version}"
+        return f"lm-eval {version('lm-eval')}"
+
+
+def serve_forever(
+    recipe: Recipe, arm: str, space: SearchSpace, phase: Phase, conc: int, settings: Settings
+) -> int:
+    """Start one arm's server, say where it is, and keep it until Ctrl-C or its death.
+
+    Raises:
+        UserError: it does not come up, or dies.
+    """
+    model = resolve(recipe, settings.model, settings.server_bin / "python")
+    port = ports.choose(settings.port)
+    command = server_command(recipe, arm, space, phase, conc, model, port)
+    folder = cache_folder() / "serve" / f"{recipe.name}-{arm}-{space.name}"
+    progress = Progress(1)
+    progress.say(f"$ {command.shell()}")
+    with Interrupts() as interrupts:
+        server = process.start(
+            command, settings.server_bin, folder, str(folder), recipe.server.stop_grace_s
+        )
+
+        def tick(waited: float) -> None:
+            interrupts.check()
+            progress.tick(f"starting, {span(waited)}")
+
+        progress.step(1, f"{arm} {space.name}")
+        try:
+            process.wait_ready(server, recipe.server.ready_timeout_s, tick)
+            progress.finish(f"ready after {span(server.ready_s or 0)}")
+            progress.say(f"{model.name} at {command.url}/v1; log {server.log}; Ctrl-C ends it")
+            while not interrupts.count:
+                if death := server.death():
+                    raise process.ServerError(f"the server died ({death}); see {server.log}")
+                time.sleep(0.5)
+        except InterruptedCampaign:
+            pass
+        finally:
+            server.stop()
+    return 0
+
+
+class Campaign:
+    """A planned campaign in its folder. ``run`` does what of it is not done yet."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.plan = runs.read_plan(folder)
+        self.recipe = Recipe.model_validate(self.plan["recipe"])
+        self.launches = plans.from_json(self.plan["launches"])
+        self.journal = Journal(folder / "journal.jsonl")
+        self.progress = Progress(sum(len(launch.points) for launch in self.launches))
+        self.invalid = 0
+
+    @classmethod
+    def create(
+        cls, recipe: Recipe, launches: list[Launch], settings: Settings, facts: dict[str, Any]
+    ) -> Campaign:
+        """Make the folder of a new campaign: plan.json and node.json."""
+        folder = runs.runs_folder() / runs.new_id(recipe.name)
+        folder.mkdir(parents=True)
+        write_json(folder / "node.json", facts)
+        plan = {
+            "schema": 1,
+            "samenode": version("samenode"),
+            "created": now(),
+            "model": settings.model,
+            "gsm8k_data": settings.gsm8k_data,
+            "recipe": recipe.model_dump(mode="json", by_alias=True),
+            "launches": plans.to_json(launches),
+        }
+        write_json(folder / "plan.json", plan)
+        return cls(folder, settings)
+
+    def run(self) -> int:
+        """Run every point that is not done. Returns the exit code: 0, or 3 if a row is invalid.
+
+        Raises:
+            InterruptedCampaign: Ctrl-C; the finished points are kept.
+            UserError: the campaign cannot go on; it can be resumed once that is mended.
+        """
+        process.end(process.marked(str(self.folder)), 10.0)
+        done = self.journal.done()
+        self.journal.write("resume" if self.journal.events() else "begin", done=len(done))
+        left = [
+            replace(launch, points=tuple(p for p in launch.points if p.name not in done))
+            for launch in self.launches
+        ]
+        with Interrupts() as self.interrupts:
+            self.progress.say("preparing the model, the traces and the clients …")
+            self.clients = Clients.prepared(self.recipe, self.settings)
+            if any(point.kind == "gsm8k" for launch in left for point in launch.points):
+                self.protocol = gsm8k.protocol(self.clients.gsm8k(1))
+            runs.check_disk(self.folder, duration_s(self.recipe, left))
+            for launch in left:
+                points = list(launch.points)
+                while points:
+                    points = self._launch(launch, points)
+        self.journal.write("end", invalid=self.invalid)
+        return 3 if self.invalid else 0
+
+    def rows(self) -> list[Row]:
+        """The scored rows so far, in the order of execution."""
+        paths = sorted((self.folder / "points").glob("*/row.json"))
+        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+    # ---- one server
+
+    def _launch(self, launch: Launch, points: list[Point]) -> list[Point]:
+        """Start the launch's server and measure ``points``; returns those that a dead server left
+        unmeasured."""
+        space = space_of(self.recipe, launch.config)
+        port = ports.choose(self.settings.port)
+        command = server_command(
+            self.recipe, launch.arm, space, launch.phase, launch.conc, self.clients.model, port
+        )
+        folder = self.folder / "servers" / f"{launch.number:03}"
+        self.progress.step(points[0].number, f"{launch.arm} {launch.config}")
+        self.journal.write("server-start", launch=launch.number, command=command.shell())
+        server = process.start(
+            command,
+            self.settings.server_bin,
+            folder,
+            str(self.folder),
+            self.recipe.server.stop_grace_s,
+        )
+
+        def tick(waited: float) -> None:
+            self.interrupts.check()
+            self.progress.tick(f"starting the server, {span(waited)}")
+
+        try:
+            process.wait_ready(server, self.recipe.server.ready_timeout_s, tick)
+            self.progress.tick(f"server ready after {span(server.ready_s or 0)}")
+            self.journal.write("server-ready", launch=launch.number, seconds=server.ready_s)
+            write_json(
+                folder / "server.json",
+                {
+                    "arm": launch.arm, "config": launch.config, "phase": launch.phase,
+                    "command": command.shell(), "ready_s": server.ready_s,
+                    "model": self.clients.model.name, "source": self.clients.model.source,
+                },
+            )  # fmt: skip
+            while points:
+                self._point(points.pop(0), launch, server, space)
+                if server.death():
+                    break
+        finally:
+            server.stop()
+            self.journal.write("server-stop", launch=launch.number)
+        return points
+
+    # ---- one point
+
+    def _point(
+        self, point: Point, launch: Launch, server: process.Server, space: SearchSpace
+    ) -> None:
+        began = time.monotonic()
+        folder = self.folder / "points" / point.name
+        self._set_aside(folder)
+        write_json(folder / "point.json", self._identity(point, launch, space))
+        what = "GSM8K" if point.kind == "gsm8k" else f"AgentX, concurrency {point.conc}"
+        self.progress.step(point.number, f"{point.arm} {point.config} pair {point.repeat}: {what}")
+        self.journal.write("point-start", point=point.name)
+        offset = server.log.stat().st_size
+        started, started_ns = now(), time.time_ns()
+        if point.kind == "gsm8k":
+            write_json(folder / "gsm8k.json", self.protocol)
+        argv, env = self.clients.command(point, server.command.url, folder)
+        env = {**env, process.MARK: str(self.folder)}
+        gpus = () if self.recipe.accelerator == "cpu" else None
+        pids: set[int] = set()
+        invalid: list[dict[str, str]] = []
+
+        def watch(passed: float) -> str | None:
+            if self.interrupts.count:
+                return "interrupted"
+            if death := server.death():
+                invalid.append({"rule": "server-died", "detail": death})
+                return "server-died"
+            if reason := runs.disk_short(self.folder):
+                invalid.append({"rule": "disk-short", "detail": reason})
+                return "disk-short"
+            pids.update(server.pids())
+            self.progress.tick(span(passed))
+            return None
+
+        with (
+            Sampler(folder / "samples.csv", gpus=gpus),
+            Scraper(server.command.url, folder / "prometheus.jsonl"),
+        ):
+            outcome = client.run(
+                argv, cwd=folder, env=env, log=folder / "client.log", watch=watch,
+                hurry=lambda: self.interrupts.count > 1,
+            )  # fmt: skip
+        if outcome.stopped is None and outcome.exit_code != 0:
+            if death := server.death():
+                invalid.append({"rule": "server-died", "detail": death})
+            words = client.last_words(folder / "client.log")
+            detail = f"{Path(argv[0]).name} ended with exit code {outcome.exit_code}: {words}"
+            invalid.append({"rule": "client-failed", "detail": detail})
+        samples = read_samples(folder / "samples.csv")
+        invalid += judge(samples, started_ns, time.time_ns(), pids)
+        with server.log.open("rb") as log, (folder / "server.log").open("wb") as out:
+            log.seek(offset)
+            shutil.copyfileobj(log, out)
+        run = {
+            "schema": 1,
+            "started": started,
+            "ended": now(),
+            "client": self.clients.name(point),
+            "client_command": argv,
+            "client_exit": outcome.exit_code,
+            "client_wall_s": round(outcome.wall_s, 3),
+            "overhead_s": None,
+            "invalid": invalid,
+            "interrupted": outcome.stopped == "interrupted",
+        }
+        write_json(folder / "run.json", run)
+        row = score(folder)
+        write_json(folder / "row.json", row)
+        write_json(
+            folder / "run.json",
+            {**run, "overhead_s": round(time.monotonic() - began - outcome.wall_s, 3)},
+        )
+        rows = self.rows()
+        write_tables(self.folder, rows, [cell.row() for cell in compare(rows)])
+        if outcome.stopped == "interrupted":
+            self.journal.write("point-interrupted", point=point.name)
+            self.progress.finish("interrupted; what there is of it is kept")
+            raise InterruptedCampaign
+        if outcome.stopped == "disk-short":
+            self.journal.write("point-stopped", point=point.name, reason=invalid[0]["detail"])
+            raise UserError(
+                f"{invalid[0]['detail']}; free some space, then 'samenode resume {self.folder.name}'",
+                exit_code=1,
+            )
+        self.journal.write("point-done", point=point.name, valid=row["valid"])
+        self.invalid += not row["valid"]
+        self.progress.finish(headline(row))
+
+    def _set_aside(self, folder: Path) -> None:
+        """Make a point's folder; keep that of an earlier, unfinished try, but out of every table.
+
+        lm-eval goes on from the answers that an unfinished try already has.
+        """
+        old = None
+        if folder.exists():
+            tries = self.folder / "unfinished"
+            tries.mkdir(exist_ok=True)
+            old = tries / f"{folder.name}.{len(list(tries.glob(f'{folder.name}.*'))) + 1}"
+            folder.rename(old)
+        folder.mkdir(parents=True)
+        if old and (old / gsm8k.OUTPUT).exists():
+            shutil.copytree(old / gsm8k.OUTPUT, folder / gsm8k.OUTPUT)
+
+    def _identity(self, point: Point, launch: Launch, space: SearchSpace) -> dict[str, Any]:
+        """point.json: what this point is, before anything is known of how it went."""
+        recipe = self.recipe
+        spec = speculative_config(recipe, space, launch.phase) or {}
+        why = []
+        if point.kind == "agentx":
+            why = agentx.why_not_canonical(
+                self.clients.aiperf, self.clients.corpus, recipe.agentx.duration_s
+            )
+        return {
+            "schema": 1,
+            "campaign": self.folder.name,
+            "point": point.name,
+            "kind": point.kind,
+            "recipe": recipe.name,
+            "fingerprint": recipe.fingerprint(space),
+            "model": self.clients.model.name,
+            "arm": point.arm,
+            "baseline": recipe.baseline,
+            "config": point.config,
+            "tp": space.tp,
+            "pp": space.pp,
+            "dp": space.dp,
+            "ep": space.ep,
+            "gpus": space.gpus,
+            "conc": point.conc,
+            "spec_method": spec.get("method", "none"),
+            "spec_tokens": spec.get("num_speculative_tokens", 0),
+            "rejection": spec.get("rejection_sample_method", "standard") if spec else "none",
+            "target_acceptance_length": spec.get("synthetic_acceptance_length"),
+            "repeat": point.repeat,
+            "slot": point.slot,
+            "launch": point.launch,
+            "duration_s": recipe.agentx.duration_s if point.kind == "agentx" else None,
+            "seed": recipe.agentx.seed,
+            "corpus": self.clients.corpus.name if point.kind == "agentx" else None,
+            "canonical": point.kind == "agentx" and not why,
+            "non_canonical_why": "; ".join(why) or None,
+            "must_dispatch": list(recipe.arms[point.arm].must_dispatch),
+            "must_not_dispatch": sorted(
+                {kernel for arm in recipe.arms.values() for kernel in arm.must_dispatch}
+                - set(recipe.arms[point.arm].must_dispatch)
+            ),
+            "slo": recipe.slo.model_dump() if recipe.slo else None,
+            "validity": recipe.validity.model_dump(),
+            "gsm8k": recipe.gsm8k.model_dump(),
+        }
+
+
+def headline(row: dict[str, Any]) -> str:
+    """The few figures of a row that a person wants to see at once."""
+    if not row["valid"]:
+        return f"INVALID: {row['invalid_reasons']}"
+    if row["kind"] == "gsm8k":
+        return f"strict {row['gsm8k_strict']:.3f}, flexible {row['gsm8k_flexible']:.3f}"
+    parts = [
+        (row["interactivity_p90"], "{:.1f} tok/s/user at p90"),
+        (row["total_throughput"], "{:.0f} tok/s"),
+        (row["acceptance_length"], "acceptance length {:.2f}"),
+    ]
+    return ", ".join(form.format(value) for value, form in parts if value is not None)

@@ -1,0 +1,355 @@
+"""The command line. Thin: it reads arguments, calls the rooms, and turns errors into sentences."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samenode import __version__
+from samenode import plan as plans
+from samenode.errors import UserError
+from samenode.runs import ROOT
+from serve import ports
+
+if TYPE_CHECKING:
+    from recipes.schema import Recipe
+    from samenode.campaign import Campaign, Settings
+    from samenode.plan import Kind, Launch
+
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns the exit code: 0 done, 1 the job could not be finished, 2 the input is at fault, 3 a
+    row is invalid or a gate failed, 130 interrupted.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except UserError as error:
+        print(f"samenode: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("samenode: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="samenode",
+        description="Do custom kernels make a served model faster on this node, and keep it "
+        "accurate? Campaigns run the arms of a recipe interleaved and compare them.",
+        epilog="Exit codes: 0 done; 1 could not be finished (resumable); 2 bad input; 3 a row is "
+        "invalid or a gate failed; 130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"samenode {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    for kinds, name, text in (
+        (("agentx",), "agentx", "replay agentic traces against every arm, and compare"),
+        (("gsm8k",), "gsm8k", "run GSM8K 5-shot against every arm, and compare"),
+        (("agentx", "gsm8k"), "run", "both: the traces and GSM8K"),
+    ):
+        command = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+        _campaign_arguments(command)
+        command.set_defaults(run=_run, kinds=kinds)
+
+    plan = commands.add_parser(
+        "plan", help="show every point, command line and the expected time; start nothing"
+    )
+    _campaign_arguments(plan)
+    plan.add_argument(
+        "--kind", choices=("agentx", "gsm8k", "both"), default="agentx", help="what to plan"
+    )
+    plan.set_defaults(run=_plan)
+
+    resume = commands.add_parser(
+        "resume", help="go on with a campaign that was stopped; no finished point runs again"
+    )
+    resume.add_argument("id", help="the run's id, a unique part of it, or 'last'")
+    _environment_arguments(resume)
+    resume.set_defaults(run=_resume)
+
+    serve = commands.add_parser("serve", help="start one arm's server and keep it until Ctrl-C")
+    _campaign_arguments(serve)
+    serve.add_argument("--arm", required=True, help="the arm to serve")
+    serve.add_argument(
+        "--phase", choices=("throughput", "accuracy"), default="throughput",
+        help="which speculative settings (default: throughput)",
+    )  # fmt: skip
+    serve.set_defaults(run=_serve)
+
+    _results_commands(commands)
+
+    traces = commands.add_parser("traces", help="write generated agentic traces (weka_trace files)")
+    traces.add_argument("folder", type=Path, help="where to write; described only if it has traces")
+    traces.add_argument("--profile", choices=("smoke", "agentic"), default="smoke")
+    traces.add_argument("--max-model-len", type=int, default=4096, help="context to scale to")
+    traces.add_argument("--sessions", type=int, default=32)
+    traces.add_argument("--seed", type=int, default=42)
+    traces.set_defaults(run=_traces)
+
+    recipes = commands.add_parser("recipes", help="list the recipes, their arms and configs")
+    recipes.set_defaults(run=_recipes)
+
+    imported = commands.add_parser(
+        "import-recipe", help="turn an agentic vLLM entry of InferenceX's files into a recipe"
+    )
+    imported.add_argument("file", type=Path, help="an InferenceX master file (YAML)")
+    imported.add_argument("--key", required=True, help="the entry to import")
+    imported.add_argument(
+        "--out", type=Path, help="recipe file to write (default: standard output)"
+    )
+    imported.set_defaults(run=_import)
+
+    doctor = commands.add_parser(
+        "doctor", help="what this node is, what is missing, how to mend it"
+    )
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _campaign_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to run (all of the recipe unless narrowed)")
+    what.add_argument("--recipe", help="name or file (default: the one for this node)")
+    what.add_argument("--tp", type=int, help="tensor parallel size")
+    what.add_argument("--dp", type=int, help="data parallel size")
+    what.add_argument("--ep", type=int, help="expert parallel size")
+    what.add_argument("--spec", help="speculative method, or 'none'")
+    what.add_argument("--conc", type=int, nargs="+", help="concurrencies (live session trees)")
+    what.add_argument(
+        "--arms", help="arms, comma-separated; one named twice makes an A/A campaign: off,off"
+    )
+    what.add_argument("--repeats", type=int, default=1, help="pairs (default: 1)")
+    what.add_argument("--duration", type=int, help="seconds a point")
+    what.add_argument("--limit", type=int, help="GSM8K items, the same for each arm")
+    _environment_arguments(parser)
+
+
+def _environment_arguments(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_argument_group("environment")
+    where.add_argument("--model", help="a model folder or hub repository instead of the recipe's")
+    where.add_argument("--gsm8k-path", help="folder with train.jsonl and test.jsonl (GSM8K_PATH)")
+    where.add_argument("--aiperf", help="aiperf program (default: the client environment's)")
+    where.add_argument(
+        "--server-env", type=Path, default=ROOT / ".venv-server",
+        help="virtual environment that holds vllm (default: .venv-server)",
+    )  # fmt: skip
+    where.add_argument("--port", type=int, help="server port (default: the first free from 8000)")
+    where.add_argument("--runtime", choices=("process",), default="process", help="how servers run")
+
+
+def _results_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    compare = commands.add_parser("compare", help="compare runs, or CSV files of rows")
+    compare.add_argument("runs", nargs="+", help="run ids, 'last', folders or CSV files")
+    compare.set_defaults(run=_compare)
+
+
+# ---- commands; the rooms are imported where they are used, so that --help is quick
+
+
+def _run(args: argparse.Namespace) -> int:
+    from samenode import runs
+    from samenode.campaign import Campaign, check_node
+
+    recipe, launches, settings, facts = _prepared(args, args.kinds)
+    check_node(recipe, launches, facts)
+    with runs.alone():
+        campaign = Campaign.create(recipe, launches, settings, facts)
+        return _finish(campaign)
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from samenode import runs
+    from samenode.campaign import Campaign
+    from serve import node
+
+    folder = runs.find(args.id)
+    plan = runs.read_plan(folder)
+    args.model = args.model or plan["model"]
+    args.gsm8k_path = args.gsm8k_path or plan["gsm8k_data"]
+    settings = _settings(args)
+    facts = node.collect(settings.server_bin / "python")
+    node.require_same(folder / "node.json", facts)
+    campaign = Campaign(folder, settings)
+    with runs.alone():
+        return _finish(campaign)
+
+
+def _finish(campaign: Campaign) -> int:
+    from results.compare import compare, render
+    from samenode.interrupts import InterruptedCampaign
+
+    name = campaign.folder.name
+    try:
+        code = campaign.run()
+    except InterruptedCampaign:
+        print(
+            f"samenode: interrupted; finished points are kept, go on with 'samenode resume {name}'",
+            file=sys.stderr,
+        )
+        return EXIT_INTERRUPTED
+    except UserError as error:
+        note = f" (resume with 'samenode resume {name}')"
+        raise UserError(f"{error}{note}", exit_code=error.exit_code) from error
+    print(render(compare(campaign.rows())))
+    print(f"\nrows and CSVs: {campaign.folder}")
+    return code
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from samenode import campaign
+    from samenode.progress import span
+    from serve.command import server_command
+
+    kinds: dict[str, tuple[Kind, ...]] = {"both": ("agentx", "gsm8k")}
+    recipe, launches, settings, facts = _prepared(args, kinds.get(args.kind, (args.kind,)))
+    planned = campaign.Clients.planned(recipe, settings)
+    print(f"recipe   {recipe.name}: {recipe.about}")
+    print(f"model    {planned.model.name} (from the {planned.model.source})")
+    for launch in launches:
+        space = campaign.space_of(recipe, launch.config)
+        command = server_command(
+            recipe, launch.arm, space, launch.phase, launch.conc, planned.model,
+            settings.port or ports.FIRST,
+        )  # fmt: skip
+        print(f"\nserver {launch.number}: {launch.arm} {launch.config}, pair {launch.repeat}")
+        print(f"  $ {command.shell()}")
+        for point in launch.points:
+            argv, _ = planned.command(point, command.url, Path("points") / point.name)
+            print(f"  {point.name}\n    $ {shlex.join(argv)}")
+    points = sum(len(launch.points) for launch in launches)
+    expected = span(campaign.duration_s(recipe, launches))
+    print(f"\n{len(launches)} servers, {points} points, about {expected} (expected, not measured)")
+    try:
+        campaign.check_node(recipe, launches, facts)
+    except UserError as error:
+        print(f"not on this node: {error}")
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from samenode import campaign
+
+    recipe, launches, settings, _ = _prepared(args, ("agentx",))
+    arm = plans.pick_arms(recipe, [args.arm])[0]
+    space = campaign.space_of(recipe, launches[0].config)
+    conc = max(launch.conc for launch in launches)
+    return campaign.serve_forever(recipe, arm, space, args.phase, conc, settings)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    raise NotImplementedError
+
+
+def _traces(args: argparse.Namespace) -> int:
+    from evals import traces
+
+    if not any(args.folder.glob("*.json")):
+        spec = traces.PROFILES[args.profile](
+            args.max_model_len, seed=args.seed, sessions=args.sessions
+        )
+        traces.write_traces(spec, args.folder)
+    print(traces.describe(args.folder))
+    return 0
+
+
+def _recipes(args: argparse.Namespace) -> int:
+    from recipes.load import load, shipped
+
+    for name in shipped():
+        recipe = load(name)
+        print(f"{name}  ({recipe.accelerator}): {recipe.about}")
+        print(f"  arms     {', '.join(recipe.arms)}  (baseline {recipe.baseline})")
+        for space in recipe.search_space:
+            print(f"  config   {space.name}, concurrency {' '.join(map(str, space.concurrencies))}")
+    return 0
+
+
+def _import(args: argparse.Namespace) -> int:
+    from recipes.inferencex import import_entry
+    from samenode.files import write_text
+
+    imported = import_entry(args.file, args.key)
+    if args.out is None:
+        print(imported.text, end="")
+    elif args.out.exists():
+        raise UserError(f"{args.out} exists already; name a new file with --out")
+    else:
+        write_text(args.out, imported.text)
+    for line in imported.dropped:
+        print(f"not carried over: {line}", file=sys.stderr)
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from samenode import doctor
+
+    return doctor.show(ROOT)
+
+
+# ---- what several commands need
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    from samenode.campaign import Settings
+
+    aiperf = args.aiperf or str(Path(sys.executable).with_name("aiperf"))
+    return Settings(
+        server_bin=args.server_env.absolute() / "bin",
+        aiperf=aiperf,
+        model=args.model,
+        port=args.port,
+        gsm8k_data=args.gsm8k_path or os.environ.get("GSM8K_PATH"),
+    )
+
+
+def _prepared(
+    args: argparse.Namespace, kinds: tuple[Kind, ...]
+) -> tuple[Recipe, list[Launch], Settings, dict[str, Any]]:
+    """The recipe with the command line's changes, its launches, and what the node is."""
+    from recipes.load import DEFAULTS, load
+    from serve import node
+
+    for name in ("tp", "dp", "ep", "repeats", "duration", "limit", "port"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} is {value}; it must be at least 1")
+    if args.conc and min(args.conc) < 1:
+        raise UserError(f"--conc is {min(args.conc)}; it must be at least 1")
+    settings = _settings(args)
+    facts = node.collect(settings.server_bin / "python")
+    recipe = load(args.recipe or DEFAULTS[facts["accelerator"]])
+    if args.duration:
+        changed = recipe.agentx.model_copy(update={"duration_s": args.duration})
+        recipe = recipe.model_copy(update={"agentx": changed})
+    if args.limit:
+        changed_gsm8k = recipe.gsm8k.model_copy(update={"limit": args.limit})
+        recipe = recipe.model_copy(update={"gsm8k": changed_gsm8k})
+    wanted = plans.Selection(
+        kinds=kinds,
+        arms=plans.pick_arms(recipe, args.arms.split(",") if args.arms else None),
+        repeats=args.repeats,
+        tp=args.tp,
+        dp=args.dp,
+        ep=args.ep,
+        spec=args.spec,
+        conc=tuple(sorted(set(args.conc))) if args.conc else None,
+    )
+    return recipe, plans.expand(recipe, wanted), settings, facts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""TCP ports on the loopback interface."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import psutil
+
+from samenode.errors import UserError
+
+FIRST, LAST = 8000, 8999
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on 127.0.0.1:``port`` now."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def owner(port: int) -> str:
+    """Who listens on ``port``: ``pid 12 (vllm serve …)``, or why that is not known."""
+    with contextlib.suppress(psutil.AccessDenied):
+        for conn in psutil.net_connections("tcp"):
+            if conn.laddr and conn.laddr.port == port and conn.status == psutil.CONN_LISTEN:
+                if conn.pid is None:
+                    break
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    command = " ".join(psutil.Process(conn.pid).cmdline())[:80]
+                    return f"pid {conn.pid} ({command})"
+    return "a process of another user"
+
+
+def choose(wanted: int | None) -> int:
+    """``wanted`` if it is free, or the first free port from 8000 on when none is wanted.
+
+    Raises:
+        UserError: the wanted port is taken (its owner is named), or all are.
+    """
+    if wanted is not None:
+        if not is_free(wanted):
+            raise UserError(
+                f"port {wanted} is taken by {owner(wanted)}; stop it or give another PORT"
+            )
+        return wanted
+    for port in range(FIRST, LAST + 1):
+        if is_free(port):
+            return port
+    raise UserError(f"no free port between {FIRST} and {LAST}; give PORT=<number>")
