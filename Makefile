@@ -18,7 +18,7 @@ WHERE = --server-env $(SERVER_ENV) $(if $(MODEL),--model $(MODEL)) $(if $(PORT),
         $(if $(GSM8K_DATA),--gsm8k-path $(GSM8K_DATA)) $(if $(AIPERF),--aiperf $(AIPERF)) \
         $(if $(RUNTIME),--runtime $(RUNTIME))
 
-.PHONY: help setup demo test test-all lint agentx gsm8k run serve plan resume compare doctor traces lock clean
+.PHONY: help setup demo test test-all lint agentx gsm8k run serve plan resume compare power published doctor lock
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -43,8 +43,12 @@ resume: setup ## go on with a stopped campaign (ID=…, default the last)
 	$(SAMENODE) resume $(or $(ID),last) $(WHERE)
 compare: .venv/ready ## compare two runs or CSVs (A=… B=…)
 	$(SAMENODE) compare $(A) $(B)
+power: .venv/ready ## how many pairs an effect needs on this node (EFFECT=2%)
+	$(SAMENODE) power $(or $(EFFECT),2%)
+published: .venv/ready ## the kernels' published serving figures and their ratios
+	$(SAMENODE) published
 doctor: .venv/ready ## what this node is, what is missing, how to mend it
-	$(SAMENODE) doctor
+	GSM8K_PATH=$(GSM8K_DATA) $(SAMENODE) doctor
 test: setup ## the tests, on real vLLM, aiperf and lm-eval (CPU)
 	.venv/bin/pytest
 lint: .venv/ready ## ruff and mypy

@@ -69,6 +69,7 @@ def run(
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
             process.wait()
+            psutil.wait_procs(children, timeout=10)
     return Outcome(process.returncode, time.monotonic() - began, stopped)
 
 

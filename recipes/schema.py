@@ -198,7 +198,7 @@ class Gsm8k(Strict):
     """Used instead where experts are shared between ranks (ep > 1)."""
     limit: PositiveInt | None = None
     floor: Annotated[float, Field(ge=0, le=1)] | None = None
-    margin: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    margin: Annotated[float, Field(gt=0, lt=1)] = 0.02
 
 
 class Validity(Strict):

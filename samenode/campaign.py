@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from dataclasses import dataclass, replace
@@ -14,7 +13,9 @@ from evals import agentx, client, gsm8k, traces
 from evals.prometheus import Scraper
 from recipes.schema import Recipe, SearchSpace
 from results.columns import Row
-from results.compare import compare
+from results.compare import Cell, cells, pair_up
+from results.history import aa_history
+from results.load import items_reader, run_rows
 from results.score import score
 from results.tables import write_tables
 from samenode import plan as plans
@@ -33,7 +34,7 @@ from serve.samples import judge, read_samples
 
 READY_GUESS_S = {"cpu": 40, "cuda": 150, "rocm": 600}
 CLIENT_GUESS_S = 25
-"""What aiperf adds to the duration: start, warm-up, drain and export (measured on two CPU cores)."""
+"""What aiperf adds to the duration: its start, drain and export (measured on two CPU cores)."""
 GSM8K_GUESS_S = {"cpu": 4.0, "cuda": 0.5, "rocm": 0.5}
 """Seconds an item, for the expected time alone."""
 GSM8K_ITEMS = 1319
@@ -215,7 +216,6 @@ class Campaign:
         self.launches = plans.from_json(self.plan["launches"])
         self.journal = Journal(folder / "journal.jsonl")
         self.progress = Progress(sum(len(launch.points) for launch in self.launches))
-        self.invalid = 0
 
     @classmethod
     def create(
@@ -237,8 +237,8 @@ class Campaign:
         write_json(folder / "plan.json", plan)
         return cls(folder, settings)
 
-    def run(self) -> int:
-        """Run every point that is not done. Returns the exit code: 0, or 3 if a row is invalid.
+    def run(self) -> None:
+        """Run every point that is not done.
 
         Raises:
             InterruptedCampaign: Ctrl-C; the finished points are kept.
@@ -255,19 +255,21 @@ class Campaign:
             self.progress.say("preparing the model, the traces and the clients …")
             self.clients = Clients.prepared(self.recipe, self.settings)
             if any(point.kind == "gsm8k" for launch in left for point in launch.points):
-                self.protocol = gsm8k.protocol(self.clients.gsm8k(1))
+                gsm8k.protocol(self.clients.gsm8k(1))  # fails now if the data cannot be had
             runs.check_disk(self.folder, duration_s(self.recipe, left))
             for launch in left:
                 points = list(launch.points)
                 while points:
                     points = self._launch(launch, points)
-        self.journal.write("end", invalid=self.invalid)
-        return 3 if self.invalid else 0
+        self.journal.write("end")
 
-    def rows(self) -> list[Row]:
-        """The scored rows so far, in the order of execution."""
-        paths = sorted((self.folder / "points").glob("*/row.json"))
-        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    def tables(self) -> tuple[list[Row], list[Cell]]:
+        """Rewrite the campaign's CSVs; returns the rows so far and their comparison."""
+        rows = run_rows(self.folder)
+        items = items_reader({self.folder.name: self.folder})
+        comparison = cells(pair_up(rows), floors=aa_history(self.folder.parent), items=items)
+        write_tables(self.folder, rows, [cell.row() for cell in comparison])
+        return rows, comparison
 
     # ---- one server
 
@@ -329,8 +331,6 @@ class Campaign:
         self.journal.write("point-start", point=point.name)
         offset = server.log.stat().st_size
         started, started_ns = now(), time.time_ns()
-        if point.kind == "gsm8k":
-            write_json(folder / "gsm8k.json", self.protocol)
         argv, env = self.clients.command(point, server.command.url, folder)
         env = {**env, process.MARK: str(self.folder)}
         gpus = () if self.recipe.accelerator == "cpu" else None
@@ -388,20 +388,19 @@ class Campaign:
             folder / "run.json",
             {**run, "overhead_s": round(time.monotonic() - began - outcome.wall_s, 3)},
         )
-        rows = self.rows()
-        write_tables(self.folder, rows, [cell.row() for cell in compare(rows)])
+        self.tables()
         if outcome.stopped == "interrupted":
             self.journal.write("point-interrupted", point=point.name)
             self.progress.finish("interrupted; what there is of it is kept")
             raise InterruptedCampaign
         if outcome.stopped == "disk-short":
-            self.journal.write("point-stopped", point=point.name, reason=invalid[0]["detail"])
+            reason = next(found["detail"] for found in invalid if found["rule"] == "disk-short")
+            self.journal.write("point-stopped", point=point.name, reason=reason)
             raise UserError(
-                f"{invalid[0]['detail']}; free some space, then 'samenode resume {self.folder.name}'",
+                f"{reason}; free some space first",
                 exit_code=1,
             )
         self.journal.write("point-done", point=point.name, valid=row["valid"])
-        self.invalid += not row["valid"]
         self.progress.finish(headline(row))
 
     def _set_aside(self, folder: Path) -> None:

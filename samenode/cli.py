@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from samenode.campaign import Campaign, Settings
     from samenode.plan import Kind, Launch
 
+EXIT_INVALID = 3
 EXIT_INTERRUPTED = 130
 
 
@@ -152,9 +153,33 @@ def _environment_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _results_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    compare = commands.add_parser("compare", help="compare runs, or CSV files of rows")
-    compare.add_argument("runs", nargs="+", help="run ids, 'last', folders or CSV files")
+    compare = commands.add_parser(
+        "compare",
+        help="compare a run's arms, or several runs with the first",
+        description="Compare the arms of one run, pair by pair, or several runs with the first. "
+        "Runs of different nodes, images, workloads, clients or metric bases are refused unless "
+        "the difference is named with --across.",
+    )
+    compare.add_argument("runs", nargs="+", help="run ids, 'last', folders or CSV files of rows")
+    compare.add_argument("--across", action="append", default=[], help="a field that may differ")
+    compare.add_argument("--metric", action="append", help="a column to compare (repeatable)")
+    compare.add_argument("--csv", type=Path, help="write the comparison to this CSV file")
+    compare.add_argument("--json", type=Path, help="write the comparison to this JSON file")
+    compare.add_argument(
+        "--fail-if", action="append", default=[], metavar="METRIC:CHANGE",
+        help="gate for CI, such as interactivity_p90:-3%% (repeatable; exit code 3 when broken)",
+    )  # fmt: skip
     compare.set_defaults(run=_compare)
+
+    power = commands.add_parser(
+        "power", help="how many pairs a wanted effect needs here, from this node's A/A campaigns"
+    )
+    power.add_argument("effect", help="the change to find, such as 2%%")
+    power.add_argument("--duration", type=float, help="seconds a point (default: the history's)")
+    power.set_defaults(run=_power)
+
+    published = commands.add_parser("published", help="the kernels' published serving figures")
+    published.set_defaults(run=_published)
 
 
 # ---- commands; the rooms are imported where they are used, so that --help is quick
@@ -189,12 +214,12 @@ def _resume(args: argparse.Namespace) -> int:
 
 
 def _finish(campaign: Campaign) -> int:
-    from results.compare import compare, render
+    from results.compare import render
     from samenode.interrupts import InterruptedCampaign
 
     name = campaign.folder.name
     try:
-        code = campaign.run()
+        campaign.run()
     except InterruptedCampaign:
         print(
             f"samenode: interrupted; finished points are kept, go on with 'samenode resume {name}'",
@@ -204,9 +229,13 @@ def _finish(campaign: Campaign) -> int:
     except UserError as error:
         note = f" (resume with 'samenode resume {name}')"
         raise UserError(f"{error}{note}", exit_code=error.exit_code) from error
-    print(render(compare(campaign.rows())))
-    print(f"\nrows and CSVs: {campaign.folder}")
-    return code
+    rows, comparison = campaign.tables()
+    print(render(comparison))
+    for row in rows:
+        if not row["valid"]:
+            print(f"invalid {row['point']}: {row['invalid_reasons']}")
+    print(f"rows and CSVs: {campaign.folder}")
+    return 0 if all(row["valid"] for row in rows) else EXIT_INVALID
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -251,7 +280,42 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    raise NotImplementedError
+    from results.command import compare_command
+    from samenode import runs
+
+    sources = [Path(run) if run.endswith(".csv") else runs.find(run) for run in args.runs]
+    return compare_command(
+        sources,
+        across=args.across,
+        metrics=args.metric,
+        csv_file=args.csv,
+        json_file=args.json,
+        fail_if=args.fail_if,
+        history=runs.runs_folder(),
+    )
+
+
+def _power(args: argparse.Namespace) -> int:
+    from results.history import aa_history
+    from results.power import power_text
+    from results.provenance import node_name
+    from samenode import runs
+    from serve import node
+
+    try:
+        effect = float(args.effect.removesuffix("%")) / (100 if args.effect.endswith("%") else 1)
+    except ValueError as error:
+        raise UserError(f"'{args.effect}' is no change; write it as 2%") from error
+    here = node_name(node.collect(None)) or "this node"
+    print(power_text(aa_history(runs.runs_folder()), here, effect, duration_s=args.duration))
+    return 0
+
+
+def _published(args: argparse.Namespace) -> int:
+    from results import published_figures
+
+    print(published_figures.text())
+    return 0
 
 
 def _traces(args: argparse.Namespace) -> int:

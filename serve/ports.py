@@ -23,16 +23,21 @@ def is_free(port: int) -> bool:
     return True
 
 
-def owner(port: int) -> str:
-    """Who listens on ``port``: ``pid 12 (vllm serve …)``, or why that is not known."""
+def listener(port: int) -> int | None:
+    """The process id of who listens on ``port``; None if nobody does or it may not be known."""
     with contextlib.suppress(psutil.AccessDenied):
         for conn in psutil.net_connections("tcp"):
             if conn.laddr and conn.laddr.port == port and conn.status == psutil.CONN_LISTEN:
-                if conn.pid is None:
-                    break
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    command = " ".join(psutil.Process(conn.pid).cmdline())[:80]
-                    return f"pid {conn.pid} ({command})"
+                return conn.pid
+    return None
+
+
+def owner(port: int) -> str:
+    """Who listens on ``port``, in words: ``pid 12 (vllm serve …)``."""
+    pid = listener(port)
+    with contextlib.suppress(psutil.Error):
+        if pid is not None:
+            return f"pid {pid} ({' '.join(psutil.Process(pid).cmdline())[:80]})"
     return "a process of another user"
 
 

@@ -19,6 +19,7 @@ import httpx
 import psutil
 
 from samenode.errors import UserError
+from serve import ports
 from serve.command import ServerCommand
 
 MARK = "SAMENODE_RUN"
@@ -74,7 +75,8 @@ def complaint(log: Path) -> str:
     errors = [line for line in lines if re.match(r"^[\w.]*(Error|Exception): ", line)]
     # vLLM's last error only says that an earlier one, in another process, was fatal.
     errors = [e for e in errors if "Engine core initialization failed" not in e] or errors
-    told = errors or [line for line in lines if re.search(r"\berror\b", line, re.I)]
+    loud = [line for line in lines if not re.match(r"(INFO|WARNING|DEBUG)\b", line)]
+    told = errors or [line for line in loud if re.search(r"error\b", line, re.I)]
     return ((told or [line for line in lines if line] or ["it wrote nothing"])[-1])[:300]
 
 
@@ -149,6 +151,17 @@ def start(
     return Server(command, process, log, run, time.time(), stop_grace_s)
 
 
+def _require_own(server: Server) -> None:
+    """Another server can take the port between its choice and vLLM's binding, seconds later."""
+    port = server.command.port
+    pid = ports.listener(port)
+    if pid is not None and pid not in server.pids():
+        raise ServerError(
+            f"port {port} was taken by {ports.owner(port)} while the server was starting; stop it "
+            "or give another PORT"
+        )
+
+
 def wait_ready(server: Server, timeout_s: float, tick: Callable[[float], None]) -> None:
     """Wait until the server answers ``/health`` and one real chat completion.
 
@@ -170,6 +183,7 @@ def wait_ready(server: Server, timeout_s: float, tick: Callable[[float], None]) 
                 )
             with contextlib.suppress(httpx.HTTPError):
                 if http.get("/health").status_code == 200:
+                    _require_own(server)
                     break
             tick(waited)
             time.sleep(1)
@@ -187,9 +201,10 @@ def wait_ready(server: Server, timeout_s: float, tick: Callable[[float], None]) 
                 raise ServerError(f"the server's first completion was empty; see {server.log}")
         except (httpx.HTTPError, KeyError, ValueError) as error:
             time.sleep(1)  # a failing engine takes a moment to write why
+            what = str(error).split(" for url")[0]
             reason = server.death() or complaint(server.log)
             raise ServerError(
-                f"the server is healthy but failed its first completion ({error}): {reason}; "
+                f"the server is healthy but failed its first completion ({what}): {reason}; "
                 f"see {server.log}"
             ) from error
     server.ready_s = time.time() - server.launched
