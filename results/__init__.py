@@ -1,0 +1,1 @@
+"""Raw artefacts to rows, rows to CSVs, two arms to a comparison. Starts nothing."""
