@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from results.columns import QUANTILES, SPEC_POSITIONS, Row, min_samples
-from results.counters import DISPATCHES, Window, read_window
-from results.records import Floats, Records, RecordsError, Summary, percentile
-from results.validity import TOKEN_TOLERANCE, Findings, check_dispatch
+from results import server
+from results.columns import QUANTILES, Row, min_samples
+from results.counters import share
+from results.records import Floats, Records, Summary, percentile
+from results.validity import TOKEN_TOLERANCE, Findings
 from samenode.errors import UserError
 from serve.samples import mean_power_w, read_samples
 
@@ -215,27 +216,9 @@ def from_counters(
     """Fill in what the server counted over the profiling window."""
     if records.first_start_ns is None or records.last_end_ns is None:
         return
-    try:
-        window = read_window(
-            folder / "prometheus.jsonl", records.first_start_ns, records.last_end_ns
-        )
-    except RecordsError as error:
-        findings.add("counters", str(error))
-        return
-    if window is None:
-        findings.add("counters", "the server's counters do not cover the profiling window")
-        return
-    if window.fallen:
-        findings.add("server-restarted", f"{window.fallen[0]} fell during the run")
-        return
-    _acceptance(row, window)
-    row["prefix_cache_hit_rate"] = _hit_rate(window)
-    row["preemptions"] = _int(window.delta("vllm:num_preemptions_total"))
-    dp = row["dp"]
-    usage = window.peaks.get("vllm:kv_cache_usage_perc")
-    row["kv_cache_usage_max"] = share(usage, dp if isinstance(dp, int) else 1)
-    check_dispatch(window.by_label(DISPATCHES, "kernel"), point, findings)
-    generated = window.delta("vllm:generation_tokens_total")
+    bounds = (records.first_start_ns, records.last_end_ns)
+    window = server.fill(row, folder, point, findings, bounds)
+    generated = window.delta("vllm:generation_tokens_total") if window else None
     output_tokens = row["output_tokens"]
     if (
         generated is not None
@@ -272,33 +255,6 @@ def from_samples(row: Row, folder: Path, records: Records, findings: Findings) -
         row["joules_per_total_token"] = share(energy, input_tokens + output_tokens)
 
 
-def _acceptance(row: Row, window: Window) -> None:
-    drafts = window.delta("vllm:spec_decode_num_drafts_total")
-    accepted = window.delta("vllm:spec_decode_num_accepted_tokens_total")
-    if not drafts or accepted is None:
-        return
-    draft_tokens = window.delta("vllm:spec_decode_num_draft_tokens_total")
-    row["drafts"], row["accepted_tokens"] = int(drafts), int(accepted)
-    row["draft_tokens"] = _int(draft_tokens)
-    row["acceptance_length"] = 1 + accepted / drafts
-    row["acceptance_rate"] = share(accepted, draft_tokens)
-    positions = window.by_label("vllm:spec_decode_num_accepted_tokens_per_pos_total", "position")
-    for i in range(SPEC_POSITIONS):
-        row[f"acceptance_rate_pos{i}"] = share(positions.get(str(i)), drafts)
-
-
-def _hit_rate(window: Window) -> float | None:
-    """Share of prompt tokens that came from a cache; None when nothing was looked up."""
-    queries = window.delta("vllm:prefix_cache_queries_total")
-    if not queries:
-        return None
-    sources = window.by_label("vllm:prompt_tokens_by_source_total", "source")
-    total = sum(sources.values())
-    if total:
-        return (total - sources.get("local_compute", 0.0)) / total
-    return share(window.delta("vllm:prefix_cache_hits_total"), queries)
-
-
 def _token_count_source(records: Records, summary: Summary | None) -> str:
     if summary is not None:
         return "server" if summary.server_token_counts else "client"
@@ -321,13 +277,6 @@ def check_tokens(row: Row, records: Records, findings: Findings) -> None:
 
 
 # ---- small arithmetic: never 0 for "none", never NaN
-
-
-def share(part: float | None, whole: float | None) -> float | None:
-    """``part / whole``; None where either is missing or the whole is 0."""
-    if part is None or not whole:
-        return None
-    return float(part) / float(whole)
 
 
 def _rate(milliseconds: float | None) -> float | None:

@@ -32,7 +32,7 @@ METRICS: dict[str, tuple[str, ...]] = {
         "prefix_cache_hit_rate",
         "joules_per_output_token",
     ),
-    "gsm8k": ("gsm8k_strict", "gsm8k_flexible"),
+    "gsm8k": ("gsm8k_strict", "gsm8k_flexible", "acceptance_length"),
     "single-stream": ("output_throughput",),
 }
 """Metrics compared by default, for each kind of point."""

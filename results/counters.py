@@ -51,11 +51,14 @@ class Window:
         ]
 
 
-def read_window(path: Path, start_ns: int, end_ns: int) -> Window | None:
+def read_window(
+    path: Path, start_ns: int | None = None, end_ns: int | None = None
+) -> Window | None:
     """Scrapes around [``start_ns``, ``end_ns``] (Unix ns), or None if they do not cover it.
 
     The window opens at the last scrape at or before ``start_ns`` and closes with the first at or
-    after ``end_ns``. A last line that was cut off is ignored.
+    after ``end_ns``; without a bound it opens at the first scrape, or closes at the last. A last
+    line that was cut off is ignored.
 
     Raises:
         RecordsError: the file is missing or its times go backwards.
@@ -63,6 +66,7 @@ def read_window(path: Path, start_ns: int, end_ns: int) -> Window | None:
     if not path.is_file():
         raise RecordsError(f"{path}: the server's counters were not recorded; run the point again.")
     first: dict[str, float] | None = None
+    last: dict[str, float] | None = None
     peaks: dict[str, float] = {}
     before = 0
     with path.open("rb") as handle:
@@ -77,12 +81,23 @@ def read_window(path: Path, start_ns: int, end_ns: int) -> Window | None:
                     f"{path}, line {number}: the clock went backwards; run it again."
                 )
             before = t_ns
-            if t_ns <= start_ns:
+            if t_ns <= start_ns if start_ns is not None else first is None:
                 first = samples
                 continue
             for gauge in GAUGES:
                 if gauge in samples:
                     peaks[gauge] = max(samples[gauge], peaks.get(gauge, 0.0))
-            if t_ns >= end_ns:
-                return None if first is None else Window(first, samples, peaks)
-    return None
+            last = samples
+            if end_ns is not None and t_ns >= end_ns:
+                break
+        else:
+            if end_ns is not None:
+                return None
+    return None if first is None or last is None else Window(first, last, peaks)
+
+
+def share(part: float | None, whole: float | None) -> float | None:
+    """``part / whole``; None where either is missing or the whole is 0."""
+    if part is None or not whole:
+        return None
+    return float(part) / float(whole)

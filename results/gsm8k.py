@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from results.agentx import share
 from results.columns import Row
+from results.counters import share
 from results.records import RecordsError
 from results.validity import Findings
 

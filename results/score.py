@@ -6,8 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from results import agentx, gsm8k, provenance
+from results import agentx, gsm8k, provenance, server
 from results.columns import BY_NAME, SCHEMA, Row
+from results.counters import share
 from results.provenance import read_json
 from results.records import Records, RecordsError, Summary, read_records, read_summary
 from results.validity import CACHE_HIT_TOLERANCE, Findings, check_floor, check_serving
@@ -52,8 +53,9 @@ def score_agentx(folder: Path) -> Row:
 
 def score_gsm8k(folder: Path) -> Row:
     """Score a GSM8K point; like ``score_agentx`` it never raises for bad artefacts."""
-    row, _, _, findings = _open(folder)
+    row, point, _, findings = _open(folder)
     gsm8k.fill(row, folder, findings)
+    server.fill(row, folder, point, findings)
     check_floor(row, findings)
     return findings.close(row, folder)
 
@@ -96,7 +98,7 @@ def _read_summary(row: Row, folder: Path, findings: Findings) -> Summary | None:
     except RecordsError as error:
         findings.add("summary", str(error))
         return None
-    row["prefix_cache_hit_rate_client"] = agentx.share(
+    row["prefix_cache_hit_rate_client"] = share(
         summary.value("theoretical_prefix_cache_hit", "sum"),
         summary.value("theoretical_prefix_cache_hit", "count"),
     )

@@ -21,8 +21,8 @@ from results.columns import (
 from samenode.errors import UserError
 from samenode.files import write_text
 
-KINDS = {"accuracy.csv": "gsm8k"}
-"""Kind of point in a CSV of one group; the others hold agentx points."""
+KINDS = {"accuracy.csv": ("gsm8k",), "acceptance.csv": ("agentx", "gsm8k")}
+"""Kinds of point in a CSV of one group; the others hold agentx points."""
 
 
 def write_tables(folder: Path, rows: Sequence[Row], comparison: Sequence[Row] = ()) -> None:
@@ -39,8 +39,8 @@ def write_tables(folder: Path, rows: Sequence[Row], comparison: Sequence[Row] = 
             read_csv(folder / name)
     write_text(folder / "points.csv", to_csv(rows, file_columns("points.csv")))
     for name in FILES:
-        kind = KINDS.get(name, "agentx")
-        chosen = [row for row in rows if row.get("kind") == kind]
+        kinds = KINDS.get(name, ("agentx",))
+        chosen = [row for row in rows if row.get("kind") in kinds]
         write_text(folder / name, to_csv(chosen, file_columns(name)))
     write_text(folder / "comparison.csv", to_csv(comparison, COMPARISON_COLUMNS))
 

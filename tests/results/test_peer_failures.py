@@ -26,6 +26,7 @@ from point_folder import (
     edit_summary,
     reasons,
     write_samples,
+    write_scrapes,
 )
 
 from results.columns import BY_NAME, SCHEMA
@@ -202,6 +203,7 @@ def test_a_model_called_org_slash_model_keeps_its_name_and_its_files_are_found(
     point = POINT | {"kind": "gsm8k", "model": "org/model"}
     (folder / "point.json").write_text(json.dumps(point), encoding="utf-8")
     (folder / "run.json").write_text(json.dumps(RUN), encoding="utf-8")
+    write_scrapes(folder, [(1, {}), (2, {})])
     row = score(folder)
     assert row["valid"] is True, reasons(row)
     assert row["model"] == "org/model"

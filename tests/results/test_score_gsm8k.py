@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from point_folder import DATA, POINT, RUN, reasons
+from point_folder import DATA, POINT, RUN, reasons, write_scrapes
 
 from results.gsm8k import read_items
 from results.records import RecordsError
@@ -20,6 +20,10 @@ from results.score import score
 def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "002-gsm8k"
     shutil.copytree(DATA / "lm_eval", folder / "lm_eval")
+    drafted = {"vllm:spec_decode_num_drafts_total": 10.0}
+    accepted = "vllm:spec_decode_num_accepted_tokens_total"
+    scrapes = [(t, {k: v * t for k, v in drafted.items()} | {accepted: 25.0 * t}) for t in (1, 3)]
+    write_scrapes(folder, scrapes)
     (folder / "point.json").write_text(json.dumps(POINT | {"kind": "gsm8k"}), encoding="utf-8")
     (folder / "run.json").write_text(json.dumps(RUN | {"client": "lm-eval"}), encoding="utf-8")
     return folder
@@ -27,6 +31,18 @@ def folder(tmp_path: Path) -> Path:
 
 def samples(folder: Path) -> Path:
     return next(folder.glob("lm_eval/*/samples_*.jsonl"))
+
+
+def test_acceptance_is_counted_over_the_whole_evaluation(folder: Path) -> None:
+    row = score(folder)
+    assert (row["drafts"], row["accepted_tokens"], row["acceptance_length"]) == (20, 50, 3.5)
+
+
+def test_a_kernel_that_did_not_run_makes_a_score_invalid(folder: Path) -> None:
+    path = folder / "point.json"
+    point = json.loads(path.read_text(encoding="utf-8")) | {"must_dispatch": ["mono_k1"]}
+    path.write_text(json.dumps(point), encoding="utf-8")
+    assert "kernel-missing: mono_k1 was not dispatched" in reasons(score(folder))
 
 
 def test_scores_are_those_of_lm_eval(folder: Path) -> None:
