@@ -48,7 +48,7 @@ power: .venv/ready ## how many pairs an effect needs on this node (EFFECT=2%)
 published: .venv/ready ## the kernels' published serving figures and their ratios
 	$(SAMENODE) published
 doctor: .venv/ready ## what this node is, what is missing, how to mend it
-	GSM8K_PATH=$(GSM8K_DATA) $(SAMENODE) doctor
+	GSM8K_PATH=$(GSM8K_DATA) $(SAMENODE) doctor --server-env $(SERVER_ENV)
 test: setup ## the tests, on real vLLM, aiperf and lm-eval (CPU)
 	.venv/bin/pytest
 lint: .venv/ready ## ruff and mypy

@@ -330,11 +330,9 @@ class Campaign:
         self.progress.step(point.number, f"{point.arm} {point.config} pair {point.repeat}: {what}")
         self.journal.write("point-start", point=point.name)
         offset = server.log.stat().st_size
-        started, started_ns = now(), time.time_ns()
         argv, env = self.clients.command(point, server.command.url, folder)
         env = {**env, process.MARK: str(self.folder)}
         gpus = () if self.recipe.accelerator == "cpu" else None
-        pids: set[int] = set()
         invalid: list[dict[str, str]] = []
 
         def watch(passed: float) -> str | None:
@@ -346,18 +344,19 @@ class Campaign:
             if reason := runs.disk_short(self.folder):
                 invalid.append({"rule": "disk-short", "detail": reason})
                 return "disk-short"
-            pids.update(server.pids())
             self.progress.tick(span(passed))
             return None
 
         with (
-            Sampler(folder / "samples.csv", gpus=gpus),
+            Sampler(folder / "samples.csv", own_pids=server.pids, gpus=gpus),
             Scraper(server.command.url, folder / "prometheus.jsonl"),
         ):
+            started, started_ns = now(), time.time_ns()
             outcome = client.run(
                 argv, cwd=folder, env=env, log=folder / "client.log", watch=watch,
                 hurry=lambda: self.interrupts.count > 1,
             )  # fmt: skip
+            ended, ended_ns = now(), time.time_ns()
         if outcome.stopped is None and outcome.exit_code != 0:
             if death := server.death():
                 invalid.append({"rule": "server-died", "detail": death})
@@ -365,14 +364,14 @@ class Campaign:
             detail = f"{Path(argv[0]).name} ended with exit code {outcome.exit_code}: {words}"
             invalid.append({"rule": "client-failed", "detail": detail})
         samples = read_samples(folder / "samples.csv")
-        invalid += judge(samples, started_ns, time.time_ns(), pids)
+        invalid += judge(samples, started_ns, ended_ns)
         with server.log.open("rb") as log, (folder / "server.log").open("wb") as out:
             log.seek(offset)
             shutil.copyfileobj(log, out)
         run = {
             "schema": 1,
             "started": started,
-            "ended": now(),
+            "ended": ended,
             "client": self.clients.name(point),
             "client_command": argv,
             "client_exit": outcome.exit_code,

@@ -118,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor", help="what this node is, what is missing, how to mend it"
     )
+    _server_argument(doctor)
     doctor.set_defaults(run=_doctor)
     return parser
 
@@ -144,12 +145,16 @@ def _environment_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--model", help="a model folder or hub repository instead of the recipe's")
     where.add_argument("--gsm8k-path", help="folder with train.jsonl and test.jsonl (GSM8K_PATH)")
     where.add_argument("--aiperf", help="aiperf program (default: the client environment's)")
-    where.add_argument(
+    _server_argument(where)
+    where.add_argument("--port", type=int, help="server port (default: the first free from 8000)")
+    where.add_argument("--runtime", choices=("process",), default="process", help="how servers run")
+
+
+def _server_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
         "--server-env", type=Path, default=ROOT / ".venv-server",
         help="virtual environment that holds vllm (default: .venv-server)",
     )  # fmt: skip
-    where.add_argument("--port", type=int, help="server port (default: the first free from 8000)")
-    where.add_argument("--runtime", choices=("process",), default="process", help="how servers run")
 
 
 def _results_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -361,7 +366,7 @@ def _import(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from samenode import doctor
 
-    return doctor.show(ROOT)
+    return doctor.show(ROOT, args.server_env)
 
 
 # ---- what several commands need

@@ -148,7 +148,10 @@ def test_two_arms_from_recipe_to_comparison(runs: Runs, tmp_path: Path) -> None:
         ("prefix-on", "agentx"), ("prefix-on", "gsm8k"),
     ]  # fmt: skip
     off, gsm_off, on, gsm_on = rows
-    assert 1 < off["acceptance_length"] <= 4 and 1 < on["acceptance_length"] <= 4
+    for row in (off, on):  # generated prompts seldom repeat what the model says
+        assert row["drafts"] > 0 and 1 <= row["acceptance_length"] <= 4
+    for row in (gsm_off, gsm_on):  # GSM8K's answers repeat its questions' words
+        assert row["drafts"] > 0 and 1.2 < row["acceptance_length"] <= 4
     assert not off["prefix_cache_hit_rate"] and on["prefix_cache_hit_rate"] > 0.3
     assert gsm_off["gsm8k_n"] == gsm_on["gsm8k_n"] == 4
     assert gsm_off["gsm8k_protocol"] == gsm_on["gsm8k_protocol"]
