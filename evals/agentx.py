@@ -62,6 +62,11 @@ class Corpus:
     folder: Path | None = None
 
 
+def corpus_repository(public: str) -> str:
+    """The hub's dataset behind one of aiperf's SemiAnalysis corpora."""
+    return f"semianalysisai/{public.removeprefix('semianalysis_').replace('_', '-')}"
+
+
 def why_not_canonical(client: Aiperf, corpus: Corpus, duration_s: int) -> list[str]:
     """Every way in which a result differs from a leaderboard result; empty when it is one."""
     reasons = []
@@ -82,11 +87,13 @@ def command(
     ``conc`` counts live session trees. Every run of aiperf puts a prefix of its own before each
     session, so no point finds another's prompts in the server's prefix cache.
     """
+    # The hub-cache view of a local tokenizer works offline only, and a public corpus is not.
+    local = model.source != "hub" and corpus.public
     argv = [
         client.program, "profile",
         "--scenario", SCENARIO,
         "--model", model.name,
-        "--tokenizer", model.tokenizer,
+        "--tokenizer", model.path if local else model.tokenizer,
         "--url", url,
         "--endpoint-type", "chat",
         "--streaming",

@@ -169,10 +169,10 @@ def task_file() -> Path:
 def read_task() -> dict[str, Any]:
     """The task file's content; what it names by ``!function`` stays a name."""
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class Loader(yaml.SafeLoader):
         pass
 
-    Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+    Loader.add_constructor("!function", lambda _, node: node.value)
     with task_file().open(encoding="utf-8") as handle:
         return cast("dict[str, Any]", yaml.load(handle, Loader=Loader))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evals import agentx, client, gsm8k, traces
+from evals import agentx, client, gsm8k
 from evals.prometheus import Scraper
 from recipes.schema import Recipe, SearchSpace
 from results.columns import Row
@@ -20,189 +20,20 @@ from results.score import score
 from results.tables import write_tables
 from samenode import plan as plans
 from samenode import runs
+from samenode.clients import Clients, Settings
 from samenode.errors import UserError
 from samenode.files import write_json
 from samenode.interrupts import InterruptedCampaign, Interrupts
 from samenode.journal import Journal, now
-from samenode.plan import Launch, Point
+from samenode.plan import Launch, Point, duration_s, space_of
 from samenode.progress import Progress, span
-from serve import ports, process
-from serve.command import Phase, server_command, speculative_config
-from serve.models import Model, cache_folder, resolve
+from serve import gpu, ports, process
+from serve.command import server_command, speculative_config
 from serve.sampler import Sampler
 from serve.samples import judge, read_samples
 
-READY_GUESS_S = {"cpu": 40, "cuda": 150, "rocm": 600}
-CLIENT_GUESS_S = 25
-"""What aiperf adds to the duration: its start, drain and export (measured on two CPU cores)."""
-GSM8K_GUESS_S = {"cpu": 4.0, "cuda": 0.5, "rocm": 0.5}
-"""Seconds an item, for the expected time alone."""
-GSM8K_ITEMS = 1319
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a campaign is given besides its recipe and selection."""
-
-    server_bin: Path
-    aiperf: str
-    model: str | None = None
-    port: int | None = None
-    gsm8k_data: str | None = None
-
-
-def duration_s(recipe: Recipe, launches: list[Launch]) -> float:
-    """The expected time of a campaign in seconds: a guess before anything has run."""
-    total = 0.0
-    for launch in launches:
-        total += READY_GUESS_S[recipe.accelerator] + 5
-        for point in launch.points:
-            if point.kind == "agentx":
-                total += CLIENT_GUESS_S + recipe.agentx.warmup_s + recipe.agentx.duration_s
-            else:
-                items = recipe.gsm8k.limit or GSM8K_ITEMS
-                total += 15 + items * GSM8K_GUESS_S[recipe.accelerator]
-    return total
-
-
-def check_node(recipe: Recipe, launches: list[Launch], facts: dict[str, Any]) -> None:
-    """Refuse a campaign that this node cannot run.
-
-    Raises:
-        UserError: too few GPUs (or, on a CPU, cores) for a config, or none of the recipe's kind.
-    """
-    if recipe.accelerator == "cpu":
-        have, what = int(facts["cpu"]["cores"]), "CPU cores"
-    else:
-        have, what = len(facts["gpus"] or ()), "GPUs"
-    for launch in launches:
-        space = space_of(recipe, launch.config)
-        if space.gpus > have:
-            raise UserError(
-                f"config {space.name} of {recipe.name} needs {space.gpus} {what} and this node has "
-                f"{have}; choose a smaller TP or another RECIPE"
-            )
-
-
-def space_of(recipe: Recipe, config: str) -> SearchSpace:
-    """The search-space entry called ``config``."""
-    return next(space for space in recipe.search_space if space.name == config)
-
-
-def corpus_for(recipe: Recipe, model: Model, prepare: bool = True) -> agentx.Corpus:
-    """The public corpus where the recipe names one and the hub has it, else generated traces.
-
-    Traces are kept in the cache folder; with ``prepare`` False they are not written.
-    """
-    public = recipe.agentx.public_dataset
-    if public and model.source == "hub":
-        return agentx.Corpus(public, public=public)
-    wanted = recipe.agentx.traces
-    context = recipe.server.flags.get("max-model-len")
-    if not isinstance(context, int):
-        raise UserError(
-            f"recipe {recipe.name}: server.flags.max-model-len must be a number, since the "
-            "generated traces are scaled to it"
-        )
-    spec = traces.PROFILES[wanted.profile](context, seed=wanted.seed, sessions=wanted.sessions)
-    name = f"{wanted.profile}-{context}-{wanted.sessions}-{wanted.seed}"
-    folder = cache_folder() / "traces" / name
-    if prepare:
-        name = f"{name}:{traces.write_traces(spec, folder)}"
-    return agentx.Corpus(f"synthetic:{name}", folder=folder)
-
-
-@dataclass(frozen=True)
-class Clients:
-    """What measures a server: the model's client side, aiperf and its corpus, and lm-eval."""
-
-    recipe: Recipe
-    model: Model
-    aiperf: agentx.Aiperf
-    corpus: agentx.Corpus
-    gsm8k_data: str | None
-
-    @classmethod
-    def prepared(cls, recipe: Recipe, settings: Settings) -> Clients:
-        """Everything made ready: the model converted, the traces written, aiperf asked."""
-        model = resolve(recipe, settings.model, settings.server_bin / "python")
-        return cls(
-            recipe, model, agentx.probe(settings.aiperf), corpus_for(recipe, model),
-            settings.gsm8k_data,
-        )  # fmt: skip
-
-    @classmethod
-    def planned(cls, recipe: Recipe, settings: Settings) -> Clients:
-        """The same without making anything ready, for a dry run."""
-        model = resolve(recipe, settings.model, settings.server_bin / "python", prepare=False)
-        corpus = corpus_for(recipe, model, prepare=False)
-        return cls(recipe, model, agentx.probe(settings.aiperf), corpus, settings.gsm8k_data)
-
-    def gsm8k(self, conc: int) -> gsm8k.Gsm8kSettings:
-        """The GSM8K settings of this recipe at ``conc`` requests in flight."""
-        settings = self.recipe.gsm8k
-        return gsm8k.Gsm8kSettings(
-            shots=settings.shots,
-            limit=settings.limit,
-            max_tokens=settings.max_tokens,
-            concurrency=conc,
-            data_path=Path(self.gsm8k_data) if self.gsm8k_data else None,
-        )
-
-    def command(self, point: Point, url: str, folder: Path) -> tuple[list[str], dict[str, str]]:
-        """The client's command line for a point, and what it adds to the environment."""
-        if point.kind == "agentx":
-            argv = agentx.command(
-                self.recipe.agentx, self.aiperf, self.corpus, self.model, url, point.conc,
-                folder / "aiperf",
-            )  # fmt: skip
-            return argv, self.model.client_env
-        return gsm8k.command(self.gsm8k(point.conc), url, self.model.name, folder), {}
-
-    def name(self, point: Point) -> str:
-        """The client and its version."""
-        if point.kind == "agentx":
-            return f"aiperf {self.aiperf.version}"
-        return f"lm-eval {version('lm-eval')}"
-
-
-def serve_forever(
-    recipe: Recipe, arm: str, space: SearchSpace, phase: Phase, conc: int, settings: Settings
-) -> int:
-    """Start one arm's server, say where it is, and keep it until Ctrl-C or its death.
-
-    Raises:
-        UserError: it does not come up, or dies.
-    """
-    model = resolve(recipe, settings.model, settings.server_bin / "python")
-    port = ports.choose(settings.port)
-    command = server_command(recipe, arm, space, phase, conc, model, port)
-    folder = cache_folder() / "serve" / f"{recipe.name}-{arm}-{space.name}"
-    progress = Progress(1)
-    progress.say(f"$ {command.shell()}")
-    with Interrupts() as interrupts:
-        server = process.start(
-            command, settings.server_bin, folder, str(folder), recipe.server.stop_grace_s
-        )
-
-        def tick(waited: float) -> None:
-            interrupts.check()
-            progress.tick(f"starting, {span(waited)}")
-
-        progress.step(1, f"{arm} {space.name}")
-        try:
-            process.wait_ready(server, recipe.server.ready_timeout_s, tick)
-            progress.finish(f"ready after {span(server.ready_s or 0)}")
-            progress.say(f"{model.name} at {command.url}/v1; log {server.log}; Ctrl-C ends it")
-            while not interrupts.count:
-                if death := server.death():
-                    raise process.ServerError(f"the server died ({death}); see {server.log}")
-                time.sleep(0.5)
-        except InterruptedCampaign:
-            pass
-        finally:
-            server.stop()
-    return 0
+MEMORY_WAIT_S = 120.0
+"""Patience for the GPUs' memory to come free after a server's end."""
 
 
 class Campaign:
@@ -282,6 +113,8 @@ class Campaign:
             self.recipe, launch.arm, space, launch.phase, launch.conc, self.clients.model, port
         )
         folder = self.folder / "servers" / f"{launch.number:03}"
+        tool = None if self.recipe.accelerator == "cpu" else gpu.open_tool()
+        held = gpu.memory_used(tool) if tool else {}
         self.progress.step(points[0].number, f"{launch.arm} {launch.config}")
         self.journal.write("server-start", launch=launch.number, command=command.shell())
         server = process.start(
@@ -315,6 +148,8 @@ class Campaign:
         finally:
             server.stop()
             self.journal.write("server-stop", launch=launch.number)
+        if tool:
+            gpu.wait_free(tool, held, MEMORY_WAIT_S)
         return points
 
     # ---- one point

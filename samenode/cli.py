@@ -18,7 +18,8 @@ from serve import ports
 
 if TYPE_CHECKING:
     from recipes.schema import Recipe
-    from samenode.campaign import Campaign, Settings
+    from samenode.campaign import Campaign
+    from samenode.clients import Settings
     from samenode.plan import Kind, Launch
 
 EXIT_INVALID = 3
@@ -192,10 +193,10 @@ def _results_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
 
 def _run(args: argparse.Namespace) -> int:
     from samenode import runs
-    from samenode.campaign import Campaign, check_node
+    from samenode.campaign import Campaign
 
     recipe, launches, settings, facts = _prepared(args, args.kinds)
-    check_node(recipe, launches, facts)
+    plans.check_node(recipe, launches, facts)
     with runs.alone():
         campaign = Campaign.create(recipe, launches, settings, facts)
         return _finish(campaign)
@@ -244,17 +245,17 @@ def _finish(campaign: Campaign) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from samenode import campaign
+    from samenode.clients import Clients
     from samenode.progress import span
     from serve.command import server_command
 
     kinds: dict[str, tuple[Kind, ...]] = {"both": ("agentx", "gsm8k")}
     recipe, launches, settings, facts = _prepared(args, kinds.get(args.kind, (args.kind,)))
-    planned = campaign.Clients.planned(recipe, settings)
+    planned = Clients.planned(recipe, settings)
     print(f"recipe   {recipe.name}: {recipe.about}")
     print(f"model    {planned.model.name} (from the {planned.model.source})")
     for launch in launches:
-        space = campaign.space_of(recipe, launch.config)
+        space = plans.space_of(recipe, launch.config)
         command = server_command(
             recipe, launch.arm, space, launch.phase, launch.conc, planned.model,
             settings.port or ports.FIRST,
@@ -265,23 +266,23 @@ def _plan(args: argparse.Namespace) -> int:
             argv, _ = planned.command(point, command.url, Path("points") / point.name)
             print(f"  {point.name}\n    $ {shlex.join(argv)}")
     points = sum(len(launch.points) for launch in launches)
-    expected = span(campaign.duration_s(recipe, launches))
+    expected = span(plans.duration_s(recipe, launches))
     print(f"\n{len(launches)} servers, {points} points, about {expected} (expected, not measured)")
     try:
-        campaign.check_node(recipe, launches, facts)
+        plans.check_node(recipe, launches, facts)
     except UserError as error:
         print(f"not on this node: {error}")
     return 0
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from samenode import campaign
+    from samenode.serving import serve_forever
 
     recipe, launches, settings, _ = _prepared(args, ("agentx",))
     arm = plans.pick_arms(recipe, [args.arm])[0]
-    space = campaign.space_of(recipe, launches[0].config)
+    space = plans.space_of(recipe, launches[0].config)
     conc = max(launch.conc for launch in launches)
-    return campaign.serve_forever(recipe, arm, space, args.phase, conc, settings)
+    return serve_forever(recipe, arm, space, args.phase, conc, settings)
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -373,7 +374,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    from samenode.campaign import Settings
+    from samenode.clients import Settings
 
     aiperf = args.aiperf or str(Path(sys.executable).with_name("aiperf"))
     return Settings(
@@ -398,6 +399,7 @@ def _prepared(
             raise UserError(f"--{name} is {value}; it must be at least 1")
     if args.conc and min(args.conc) < 1:
         raise UserError(f"--conc is {min(args.conc)}; it must be at least 1")
+    ports.choose(args.port)
     settings = _settings(args)
     facts = node.collect(settings.server_bin / "python")
     recipe = load(args.recipe or DEFAULTS[facts["accelerator"]])

@@ -17,6 +17,13 @@ from serve.command import Phase, speculative_config
 
 Kind = Literal["agentx", "gsm8k"]
 
+READY_GUESS_S = {"cpu": 40, "cuda": 150, "rocm": 600}
+CLIENT_GUESS_S = 25
+"""What aiperf adds to the duration: its start, drain and export (measured on two CPU cores)."""
+GSM8K_GUESS_S = {"cpu": 4.0, "cuda": 0.5, "rocm": 0.5}
+"""Seconds an item, for the expected time alone."""
+GSM8K_ITEMS = 1319
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -191,3 +198,41 @@ def from_json(values: list[dict[str, Any]]) -> list[Launch]:
         Launch(**{**value, "points": tuple(Point(**point) for point in value["points"])})
         for value in values
     ]
+
+
+def duration_s(recipe: Recipe, launches: list[Launch]) -> float:
+    """The expected time of a campaign in seconds: a guess before anything has run."""
+    total = 0.0
+    for launch in launches:
+        total += READY_GUESS_S[recipe.accelerator] + 5
+        for point in launch.points:
+            if point.kind == "agentx":
+                total += CLIENT_GUESS_S + recipe.agentx.warmup_s + recipe.agentx.duration_s
+            else:
+                items = recipe.gsm8k.limit or GSM8K_ITEMS
+                total += 15 + items * GSM8K_GUESS_S[recipe.accelerator]
+    return total
+
+
+def check_node(recipe: Recipe, launches: list[Launch], facts: dict[str, Any]) -> None:
+    """Refuse a campaign that this node cannot run.
+
+    Raises:
+        UserError: too few GPUs (or, on a CPU, cores) for a config, or none of the recipe's kind.
+    """
+    if recipe.accelerator == "cpu":
+        have, what = int(facts["cpu"]["cores"]), "CPU cores"
+    else:
+        have, what = len(facts["gpus"] or ()), "GPUs"
+    for launch in launches:
+        space = space_of(recipe, launch.config)
+        if space.gpus > have:
+            raise UserError(
+                f"config {space.name} of {recipe.name} needs {space.gpus} {what} and this node has "
+                f"{have}; choose a smaller TP or another RECIPE"
+            )
+
+
+def space_of(recipe: Recipe, config: str) -> SearchSpace:
+    """The search-space entry called ``config``."""
+    return next(space for space in recipe.search_space if space.name == config)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from samenode.errors import UserError
 
 NVML_REASONS = {
     0x001: "idle",
@@ -123,6 +126,37 @@ def open_tool(root: Path = Path("/")) -> GpuTool | None:
         except GpuToolError as error:
             return AmdSysfs(root, why=str(error))
     return None
+
+
+def memory_used(tool: GpuTool) -> dict[int, float]:
+    """Used memory of every GPU in MiB, by index; a GPU that does not say is left out."""
+    found = {gpu.index: tool.read(gpu.index).memory_used_mib for gpu in tool.gpus()}
+    return {index: used for index, used in found.items() if used is not None}
+
+
+def wait_free(tool: GpuTool, before: Mapping[int, float], timeout_s: float) -> None:
+    """Wait until no GPU holds more than ``before`` and a tenth of its memory.
+
+    A server's processes can be gone seconds before the driver gives their memory back, and the
+    next server would find too little.
+
+    Raises:
+        UserError: memory is still held after ``timeout_s`` seconds; the sentence names the GPU.
+    """
+    deadline = time.monotonic() + timeout_s
+    sizes = {gpu.index: gpu.memory_mib or math.inf for gpu in tool.gpus()}
+    while True:
+        used = memory_used(tool)
+        held = [i for i in used if used[i] > before.get(i, 0.0) + 0.1 * sizes[i]]
+        if not held:
+            return
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"GPU {held[0]} still holds {used[held[0]]:.0f} MiB {timeout_s:.0f} s after the "
+                "server's end; find the process that holds it (samenode doctor) and end it",
+                exit_code=1,
+            )
+        time.sleep(1)
 
 
 def hardware(root: Path = Path("/")) -> set[str]:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from recipes.schema import LocalModel, Recipe
 from samenode.errors import UserError
@@ -75,16 +76,19 @@ def resolve(
     )
 
 
-def hub_has(repository: str, revision: str | None) -> bool:
-    """Whether the hub, or this node's hub cache, has the repository at the revision."""
+def hub_has(
+    repository: str, revision: str | None, kind: Literal["model", "dataset"] = "model"
+) -> bool:
+    """Whether the hub, or for a model this node's hub cache, has the repository at the revision."""
     from huggingface_hub import HfApi, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(repository, "config.json", revision=revision), str):
+    cached = try_to_load_from_cache(repository, "config.json", revision=revision, repo_type=kind)
+    if isinstance(cached, str):
         return True
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         return False
     try:
-        HfApi().model_info(repository, revision=revision, timeout=5)
+        HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=5)
     except Exception:  # any failure means the same here: it cannot be had
         return False
     return True

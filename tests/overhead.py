@@ -10,6 +10,7 @@ seconds that the harness adds to aiperf's own time, and the paired ratio of the 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from evals.prometheus import Scraper
 from recipes.load import load
 from results.records import read_summary
 from results.stats import paired_ratio
-from samenode.campaign import Clients, Settings
+from samenode.clients import Clients, Settings
 from samenode.plan import Point
 from samenode.runs import ROOT
 from serve import ports, process
@@ -58,8 +59,6 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--duration", type=int, default=60)
     args = parser.parse_args()
-    import os
-
     recipe = load("smoke-cpu")
     agentx = recipe.agentx.model_copy(update={"duration_s": args.duration})
     recipe = recipe.model_copy(update={"agentx": agentx})

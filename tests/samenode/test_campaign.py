@@ -108,7 +108,7 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
 def recipe(tmp_path: Path, **changes: Any) -> str:
     """The smoke recipe, cut to seconds; ``changes`` replace top-level keys."""
     data = yaml.safe_load((FOLDER / "smoke-cpu.yaml").read_text(encoding="utf-8"))
-    data["agentx"] |= {"duration-s": 8, "warmup-s": 1}
+    data["agentx"] |= {"duration-s": 10, "warmup-s": 1}
     data["agentx"]["traces"]["sessions"] = 8
     data["gsm8k"] |= {"limit": 4, "max-tokens": 48}
     path = tmp_path / "seconds.yaml"

@@ -82,7 +82,7 @@ def test_the_flagship_can_be_planned_on_any_machine() -> None:
         HF_HUB_OFFLINE="1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "semianalysis_cc_traces_weka_062126" in done.stdout
+    assert "vllm serve deepseek-ai/DeepSeek-V4.1-Flash" in done.stdout
     assert "synthetic_acceptance_length" in done.stdout
 
 

@@ -17,8 +17,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from samenode.errors import UserError
 from serve import gpu
-from serve.gpu import AmdSmi, AmdSysfs, GpuToolError, Nvml, amd_reading, nvml_reasons
+from serve.gpu import (
+    AmdSmi,
+    AmdSysfs,
+    Gpu,
+    GpuReading,
+    GpuToolError,
+    Nvml,
+    amd_reading,
+    nvml_reasons,
+    wait_free,
+)
 from serve.sampler import gpu_sample, limited_shares
 
 
@@ -380,3 +391,31 @@ def test_without_amdsmi_the_driver_s_files_are_read_and_throttling_stays_unknown
     assert reading.pids == frozenset({4711})
     assert tool.read(0).pids == frozenset()
     assert tool.drivers() == {"amdgpu": "in kernel"}
+
+
+class _Draining:
+    """A GPU tool whose one GPU frees its memory step by step."""
+
+    def __init__(self, used: list[float]) -> None:
+        self.used = used
+
+    def gpus(self) -> list[Gpu]:
+        return [Gpu(0, "GPU", "uuid", "nvidia", 1000.0, None)]
+
+    def read(self, index: int) -> GpuReading:
+        return GpuReading(memory_used_mib=self.used.pop(0) if len(self.used) > 1 else self.used[0])
+
+    def drivers(self) -> dict[str, str]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_next_server_waits_for_the_last_ones_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("serve.gpu.time.sleep", slept.append)
+    wait_free(_Draining([900.0, 500.0, 150.0]), {0: 60.0}, 60)
+    assert len(slept) == 2
+    with pytest.raises(UserError, match="GPU 0 still holds 900 MiB 0 s after the server's end"):
+        wait_free(_Draining([900.0]), {0: 60.0}, 0)
