@@ -147,7 +147,9 @@ def _environment_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--gsm8k-path", help="folder with train.jsonl and test.jsonl (GSM8K_PATH)")
     where.add_argument("--aiperf", help="aiperf program (default: the client environment's)")
     _server_argument(where)
-    where.add_argument("--port", type=int, help="server port (default: the first free from 8000)")
+    where.add_argument(
+        "--port", type=int, help="server port (default: a free one from 8000 to 8999)"
+    )
     where.add_argument("--runtime", choices=("process",), default="process", help="how servers run")
 
 
@@ -328,8 +330,8 @@ def _traces(args: argparse.Namespace) -> int:
     from evals import traces
 
     if not any(args.folder.glob("*.json")):
-        spec = traces.PROFILES[args.profile](
-            args.max_model_len, seed=args.seed, sessions=args.sessions
+        spec = traces.make_spec(
+            args.profile, args.max_model_len, seed=args.seed, sessions=args.sessions
         )
         traces.write_traces(spec, args.folder)
     print(traces.describe(args.folder))

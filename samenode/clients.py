@@ -40,7 +40,7 @@ def corpus_for(recipe: Recipe, prepare: bool = True) -> agentx.Corpus:
             f"recipe {recipe.name}: server.flags.max-model-len must be a number, since the "
             "generated traces are scaled to it"
         )
-    spec = traces.PROFILES[wanted.profile](context, seed=wanted.seed, sessions=wanted.sessions)
+    spec = traces.make_spec(wanted.profile, context, seed=wanted.seed, sessions=wanted.sessions)
     name = f"{wanted.profile}-{context}-{wanted.sessions}-{wanted.seed}"
     folder = cache_folder() / "traces" / name
     if prepare:

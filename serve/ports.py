@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 
 import psutil
@@ -42,7 +43,10 @@ def owner(port: int) -> str:
 
 
 def choose(wanted: int | None) -> int:
-    """``wanted`` if it is free, or the first free port from 8000 on when none is wanted.
+    """``wanted`` if it is free, or any free port from 8000 to 8999 when none is wanted.
+
+    Any, not the first: programs that look for a port look at 8000, and a server binds its own only
+    seconds after this choice.
 
     Raises:
         UserError: the wanted port is taken (its owner is named), or all are.
@@ -53,7 +57,7 @@ def choose(wanted: int | None) -> int:
                 f"port {wanted} is taken by {owner(wanted)}; stop it or give another PORT"
             )
         return wanted
-    for port in range(FIRST, LAST + 1):
+    for port in random.sample(range(FIRST, LAST + 1), LAST + 1 - FIRST):
         if is_free(port):
             return port
     raise UserError(f"no free port between {FIRST} and {LAST}; give PORT=<number>")

@@ -1,7 +1,8 @@
 """A server's life as a process: start, readiness, watching, end, and the end of its orphans.
 
 vLLM is a family of processes. Every one of them inherits an environment variable that names the
-campaign (``SAMENODE_RUN``), so that what a killed campaign left behind can be found and ended.
+campaign (``SAMENODE_RUN``) and a log inside its folder, so that what a killed campaign left behind
+can be found and ended.
 """
 
 from __future__ import annotations
@@ -41,11 +42,17 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def marked(run: str) -> list[psutil.Process]:
-    """This machine's live processes that carry the mark of campaign folder ``run``."""
+    """This machine's live processes that campaign folder ``run`` started.
+
+    They carry its mark in the environment, or, since vLLM's workers write their title over their
+    environment, have their output in its folder.
+    """
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(MARK) == run:
+            ours = process.environ().get(MARK) == run
+            output = Path(f"/proc/{process.pid}/fd/1").readlink()
+            if process.pid != os.getpid() and (ours or output.is_relative_to(run)):
                 found.append(process)
     return found
 

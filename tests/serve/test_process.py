@@ -77,6 +77,30 @@ def test_orphans_of_a_killed_parent_are_found_by_their_mark_and_ended(tmp_path: 
     assert process.marked(str(tmp_path)) == []
 
 
+def test_a_worker_that_wrote_over_its_environment_is_found_too(tmp_path: Path) -> None:
+    """As vLLM's do: a process title takes the place of the environment."""
+    server = start(
+        tmp_path,
+        """
+        import os, subprocess, sys, time
+        worker = "import setproctitle, time; setproctitle.setproctitle('W' * 4000); time.sleep(60)"
+        subprocess.Popen([sys.executable, "-c", worker])
+        time.sleep(60)
+        """,
+    )
+    deadline = time.monotonic() + 20
+    worker: psutil.Process | None = None
+    while worker is None or process.MARK in worker.environ():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        worker = next(iter(psutil.Process(server.process.pid).children()), None)
+    server.process.kill()
+    server.process.wait()
+    assert worker in process.marked(str(tmp_path))
+    server.stop()
+    assert not worker.is_running()
+
+
 def test_a_death_says_how_and_why(tmp_path: Path) -> None:
     server = start(
         tmp_path,
