@@ -18,7 +18,7 @@ WHERE = --server-env $(SERVER_ENV) $(if $(MODEL),--model $(MODEL)) $(if $(PORT),
         $(if $(GSM8K_DATA),--gsm8k-path $(GSM8K_DATA)) $(if $(AIPERF),--aiperf $(AIPERF)) \
         $(if $(RUNTIME),--runtime $(RUNTIME))
 
-.PHONY: help setup demo test test-all lint agentx gsm8k run serve plan resume compare power published doctor lock
+.PHONY: help setup demo test test-all lint agentx gsm8k run serve plan resume compare report power published doctor lock
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -43,6 +43,8 @@ resume: setup ## go on with a stopped campaign (ID=…, default the last)
 	$(SAMENODE) resume $(or $(ID),last) $(WHERE)
 compare: .venv/ready ## compare two runs or CSVs (A=… B=…)
 	$(SAMENODE) compare $(A) $(B)
+report: .venv/ready ## a run's report.html and figures (ID=…, default the last)
+	$(SAMENODE) report $(or $(ID),last)
 power: .venv/ready ## how many pairs an effect needs on this node (EFFECT=2%)
 	$(SAMENODE) power $(or $(EFFECT),2%)
 published: .venv/ready ## the kernels' published serving figures and their ratios

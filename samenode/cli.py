@@ -179,6 +179,10 @@ def _results_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     )  # fmt: skip
     compare.set_defaults(run=_compare)
 
+    report = commands.add_parser("report", help="write a run's report.html and its figures")
+    report.add_argument("id", help="the run's id, a unique part of it, 'last', or its folder")
+    report.set_defaults(run=_report)
+
     power = commands.add_parser(
         "power", help="how many pairs a wanted effect needs here, from this node's A/A campaigns"
     )
@@ -223,6 +227,7 @@ def _resume(args: argparse.Namespace) -> int:
 
 def _finish(campaign: Campaign) -> int:
     from results.compare import render
+    from results.report import write_report
     from samenode.interrupts import InterruptedCampaign
 
     name = campaign.folder.name
@@ -242,7 +247,7 @@ def _finish(campaign: Campaign) -> int:
     for row in rows:
         if not row["valid"]:
             print(f"invalid {row['point']}: {row['invalid_reasons']}")
-    print(f"rows and CSVs: {campaign.folder}")
+    print(f"rows and CSVs: {campaign.folder}\nreport: {write_report(campaign.folder)[0]}")
     return 0 if all(row["valid"] for row in rows) else EXIT_INVALID
 
 
@@ -301,6 +306,14 @@ def _compare(args: argparse.Namespace) -> int:
         fail_if=args.fail_if,
         history=runs.runs_folder(),
     )
+
+
+def _report(args: argparse.Namespace) -> int:
+    from results.report import write_report
+    from samenode import runs
+
+    print(write_report(runs.find(args.id))[0])
+    return 0
 
 
 def _power(args: argparse.Namespace) -> int:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 
-@contextmanager
-def atomic_open(path: Path) -> Iterator[TextIO]:
-    """Open a UTF-8 text file that takes ``path``'s place when the block ends without an error.
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write ``content`` to a new file that then takes ``path``'s place.
 
     Raises:
         OSError: the folder cannot be written or the disk is full; ``path`` is then as before.
@@ -21,8 +18,8 @@ def atomic_open(path: Path) -> Iterator[TextIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(fd, "w", encoding="utf-8", newline="") as handle:
-            yield handle
+        with os.fdopen(fd, "wb") as handle:
+            handle.write(content)
             handle.flush()
             os.fsync(handle.fileno())
         Path(name).chmod(0o644)
@@ -34,8 +31,7 @@ def atomic_open(path: Path) -> Iterator[TextIO]:
 
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` atomically, as UTF-8."""
-    with atomic_open(path) as handle:
-        handle.write(text)
+    write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
