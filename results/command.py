@@ -15,7 +15,7 @@ from results.tables import to_csv
 from samenode.errors import UserError
 from samenode.files import write_json, write_text
 
-EXIT_GATE = 1
+EXIT_GATE = 3
 """A ``--fail-if`` was broken."""
 
 

@@ -294,7 +294,7 @@ def test_a_gate_without_valid_rows_is_broken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "x", pairs(1.0, valid=False))
-    assert compare_command([run], fail_if=["interactivity_p90:-3%"]) == 1
+    assert compare_command([run], fail_if=["interactivity_p90:-3%"]) == 3
     assert "FAIL interactivity_p90: no valid rows on both sides" in capsys.readouterr().out
 
 
