@@ -57,6 +57,7 @@ kernels-test: .venv-kernels/ready ## the kernels' tests on the CPU: references, 
 	cd kernels && ../.venv-kernels/bin/pytest -m "not slow"
 lint: .venv/ready ## ruff and mypy
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+	cd kernels && ../.venv/bin/ruff check . && ../.venv/bin/ruff format --check .
 lock: ## refresh the pinned requirements (needs uv)
 	$(LOCK) --universal --python-version 3.11 requirements/dev.in -o requirements/dev.txt
 	$(LOCK) --universal --python-version 3.11 requirements/client.in -o requirements/client.txt

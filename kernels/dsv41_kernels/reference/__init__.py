@@ -1,0 +1,1 @@
+"""Torch definitions of what the kernels compute, for the CPU and any other device."""

@@ -1,0 +1,224 @@
+"""Host side of the Hopper mega-mHC: checks, cached scratch, launch."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+from triton import cdiv, knobs, next_power_of_2
+
+from ..reference.interface import (
+    GATES,
+    GROUP,
+    RELEASED,
+    STREAMS,
+    MhcOutputs,
+    MhcParams,
+    check_seam,
+)
+from .kernel import mega_mhc_kernel
+from .policy import MhcConfig, choose, override
+
+_PART_COLS = 32
+_PACKED_ROWS = 48
+
+
+class _Scratch(NamedTuple):
+    """Work space of one stream; the counters start at zero and are never reset.
+
+    Attributes:
+        part: float32 [blocks, NUM_KSPLIT, BLOCK_M, 32], partial gate projections.
+        px: float32 [blocks, NUM_KSPLIT, BLOCK_M], partial sums of x1**2.
+        counters: int64 [blocks], arrivals and open hand-offs.
+        flags: int64 [blocks, NUM_KSPLIT], which shares are handed off.
+    """
+
+    part: Tensor
+    px: Tensor
+    counters: Tensor
+    flags: Tensor
+
+
+_lock = threading.Lock()
+_packs: MutableMapping[Tensor, tuple[int | None, Tensor]] = WeakTensorKeyDictionary()
+_scratch: dict[tuple[torch.device, int, int, int], _Scratch] = {}
+# Scratch that was outgrown: captured graphs may still hold its address.
+_outgrown: list[_Scratch] = []
+
+
+def pack_fn(fn: Tensor) -> Tensor:
+    """fn as bf16 hi + lo, in the row order of the tensor core's accumulator.
+
+    Args:
+        fn: float32 [24, 4H].
+
+    Returns:
+        bf16 [48, 4H]. Columns: a run of 8 of each stream in turn. Rows: 16w + r and 16w + 8 + r
+        hold hi and lo of row 8w + r (r < 8), so that one thread's accumulators hold both and
+        their sum crosses no lane.
+    """
+    fn = fn.view(GATES, STREAMS, -1, 8).transpose(1, 2).flatten(1)
+    hi = fn.to(torch.bfloat16)
+    lo = (fn - hi.float()).to(torch.bfloat16)
+    pair = torch.stack((hi.view(3, 8, -1), lo.view(3, 8, -1)), dim=1)
+    return pair.reshape(_PACKED_ROWS, -1).contiguous()
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _need_eager(device: torch.device, what: str) -> None:
+    if _capturing(device):
+        raise RuntimeError(
+            f"mega_mhc would have to make its {what} inside a graph capture; "
+            "call it once eagerly on this stream with the same shapes first"
+        )
+
+
+def _packed(fn: Tensor) -> Tensor:
+    version = None if fn.is_inference() else fn._version
+    with _lock:
+        entry = _packs.get(fn)
+        if entry is None or entry[0] != version:
+            _need_eager(fn.device, "packed fn")
+            entry = (version, pack_fn(fn))
+            _packs[fn] = entry
+    return entry[1]
+
+
+def _scratch_for(device: torch.device, blocks: int, config: MhcConfig) -> _Scratch:
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = (device, stream, config.NUM_KSPLIT, config.BLOCK_M)
+    with _lock:
+        held = _scratch.get(key)
+        if held is None or held.counters.shape[0] < blocks:
+            _need_eager(device, "scratch")
+            if held is not None:
+                _outgrown.append(held)
+            size, splits, tokens = next_power_of_2(blocks), config.NUM_KSPLIT, config.BLOCK_M
+            held = _Scratch(
+                part=torch.empty(size, splits, tokens, _PART_COLS, device=device),
+                px=torch.empty(size, splits, tokens, device=device),
+                counters=torch.zeros(size, dtype=torch.int64, device=device),
+                flags=torch.zeros(size, splits, dtype=torch.int64, device=device),
+            )
+            _scratch[key] = held
+    return held
+
+
+@functools.cache
+def _sm_count(device: torch.device) -> int:
+    """Multiprocessors of a device that the kernel runs on, else ValueError."""
+    if knobs.runtime.interpret:
+        return 132
+    if device.type != "cuda" or torch.version.hip is not None:
+        raise ValueError(f"the Triton mega_mhc needs a CUDA device of sm_90, R is on {device}")
+    found = torch.cuda.get_device_properties(device)
+    if (found.major, found.minor) != (9, 0):
+        raise ValueError(f"the Triton mega_mhc runs on sm_90, not sm_{found.major}{found.minor}")
+    return int(found.multi_processor_count)
+
+
+def mega_mhc(
+    R: Tensor,
+    y: Tensor | None,
+    pre: Tensor | None,
+    post: Tensor | None,
+    comb: Tensor | None,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    norm_w: Tensor,
+    *,
+    form: str = "post",
+    out: str = "bf16",
+    params: MhcParams = RELEASED,
+    config: Mapping[str, Any] | None = None,
+) -> MhcOutputs:
+    """The delayed mHC seam in one launch on a Hopper GPU (kernel specification, section A).
+
+    Work space (per stream and shape) and the packed ``fn`` are made by eager calls and kept, so a
+    captured graph only replays the launch. Two streams may run it at once; one stream's calls must
+    stay in order, as a stream does.
+
+    Args:
+        R: bf16 [T, 4, H], residual streams.
+        y: bf16 [T, H], sublayer output (None without post).
+        pre: float32 [T, 4], carried from the previous seam (None with identity_pre).
+        post: float32 [T, 4] (None without post).
+        comb: float32 [T, 4, 4], [source, destination] (None without post).
+        fn: float32 [24, 4H], gate projection.
+        scale: float32 [3].
+        base: float32 [24].
+        norm_w: bf16 [H].
+        form: "post", "no_post" or "identity_pre".
+        out: "bf16", "fp8_grid" or "mxfp8".
+        params: epsilons and factors.
+        config: keys of ``policy.MhcConfig`` that replace the policy's choice.
+
+    Returns:
+        MhcOutputs.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, see ``interface.check_seam``; an unknown or
+            impossible config; a device that is not sm_90.
+        RuntimeError: a graph capture would need new work space or a new pack of ``fn``.
+    """
+    tokens, hidden = check_seam(
+        R, y, pre, post, comb, fn, scale, base, norm_w, form=form, out=out, h_multiple=GROUP
+    )
+    chosen = choose(tokens, hidden, _sm_count(R.device))
+    if config is not None:
+        chosen = override(chosen, config)
+    chosen.check(hidden)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=R.device)
+
+    outputs = MhcOutputs(
+        residual=torch.empty_like(R) if form == "post" else R,
+        norm=empty(tokens, hidden, dtype=torch.bfloat16),
+        pre=empty(tokens, STREAMS),
+        post=empty(tokens, STREAMS),
+        comb=empty(tokens, STREAMS, STREAMS),
+    )
+    if out == "fp8_grid":
+        outputs = outputs._replace(grid=empty(tokens, hidden, dtype=torch.bfloat16))
+    if out == "mxfp8":
+        outputs = outputs._replace(
+            codes=empty(tokens, hidden, dtype=torch.float8_e4m3fn),
+            scales=empty(tokens, hidden // GROUP, dtype=torch.uint8),
+        )
+    if tokens == 0:
+        return outputs
+
+    blocks = cdiv(tokens, chosen.BLOCK_M)
+    packed = _packed(fn)
+    scratch = _scratch_for(R.device, blocks, chosen)
+    launch: dict[str, Any] = {"num_warps": chosen.NUM_WARPS, "num_stages": 1}
+    if chosen.MAX_REGS:
+        launch["maxnreg"] = chosen.MAX_REGS
+    mega_mhc_kernel[(blocks * chosen.NUM_KSPLIT,)](
+        R, y, pre, post, comb, packed, scale, base, norm_w,
+        outputs.residual, outputs.norm, outputs.grid, outputs.codes, outputs.scales,
+        outputs.pre, outputs.post, outputs.comb,
+        scratch.part, scratch.px, scratch.counters, scratch.flags,
+        tokens, params.rms_eps, params.norm_eps, params.pre_eps, params.sinkhorn_eps,
+        params.post_mult,
+        H=hidden, BLOCK_M=chosen.BLOCK_M, TILE_K=chosen.TILE_K, S=chosen.NUM_KSPLIT,
+        MIX=form == "post", IDENTITY=form == "identity_pre", OUT=out,
+        ITERS=params.sinkhorn_iters, SPIN=chosen.SPIN, STREAM=chosen.STREAM,
+        STAGES=chosen.NUM_STAGES, WIDTH=min(chosen.FINISH_K, hidden // chosen.NUM_KSPLIT),
+        TOKENS=max(chosen.GATE_TOKENS, next_power_of_2(cdiv(chosen.BLOCK_M, chosen.NUM_KSPLIT))),
+        **launch,
+    )  # fmt: skip
+    return outputs
+
+
+assert GATES == _PACKED_ROWS // 2
