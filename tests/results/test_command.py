@@ -267,7 +267,7 @@ def test_the_comparison_is_written_as_csv_and_json(run: Path, tmp_path: Path) ->
     ("ratio", "gate", "code"),
     [
         (0.98, "interactivity_p90:-3%", 0),
-        (0.96, "interactivity_p90:-3%", 1),
+        (0.96, "interactivity_p90:-3%", 3),
         (1.50, "interactivity_p90:-3%", 0),
         (0.96, "interactivity_p90:-4.5%", 0),
     ],
@@ -280,7 +280,7 @@ def test_the_gate_fails_beyond_its_limit(
     assert ("FAIL interactivity_p90 tp1 c2 on: -4.00 %" in capsys.readouterr().out) == bool(code)
 
 
-@pytest.mark.parametrize(("value", "code"), [(104.0, 0), (106.0, 1), (80.0, 0)])
+@pytest.mark.parametrize(("value", "code"), [(104.0, 0), (106.0, 3), (80.0, 0)])
 def test_a_metric_that_is_better_when_lower_fails_when_it_rises(
     tmp_path: Path, value: float, code: int
 ) -> None:
