@@ -217,8 +217,14 @@ def add_image(facts: dict[str, Any], image: str) -> dict[str, Any]:
     """
     with _engine() as client:
         found = _image(client, image)
-        output = _once(client, found.id, ["python3", "-c", _PACKAGES_SCRIPT])
-        inside = json.loads(output.splitlines()[-1])
+        try:
+            output = _once(client, found.id, ["python3", "-c", _PACKAGES_SCRIPT])
+            inside = json.loads(output.splitlines()[-1])
+        except (ContainerError, ValueError, IndexError) as error:
+            raise UserError(
+                f"the python3 of image {image} does not say what is installed there; build it with "
+                "'make image', or name another with IMAGE="
+            ) from error
         return facts | {
             "image": {
                 "name": image,
@@ -429,7 +435,8 @@ def options(
     mounts = [_bind(folder), _bind(cache)]
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environment |= _environment(cache)
-    if found := model_folders(command.argv[2]):
+    model = command.argv[2]  # vllm serve MODEL …
+    if found := model_folders(model):
         mounts += [_bind(path, read_only=True) for path in found]
     else:
         for name, path in hub_folders().items():
