@@ -103,7 +103,7 @@ class Cell:
         if self.accuracy is not None:
             return Verdict(self.accuracy.word, self.accuracy.why)  # type: ignore[arg-type]
         column = BY_NAME[self.metric]
-        if self.kind == "gsm8k":
+        if column.group == "accuracy":
             return Verdict(None, "the items are not at hand, so nothing is tested")
         if not self.paired:
             return Verdict(None, "the runs were not interleaved")
