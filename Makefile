@@ -28,7 +28,7 @@ help: ## this list
 
 setup: .venv/ready $(if $(filter .venv-server,$(SERVER_ENV)),.venv-server/ready) ## make what is missing: client and server environments
 demo: setup ## two arms, traces and GSM8K against a real server, small enough for any machine
-	$(SAMENODE) run $(WHERE) --recipe smoke-cpu --conc 2 --duration $(or $(DURATION),30) --limit $(or $(LIMIT),8) $(if $(REPEATS),--repeats $(REPEATS))
+	$(SAMENODE) run $(WHERE) --recipe smoke-cpu --spec ngram --conc 2 --duration $(or $(DURATION),30) --limit $(or $(LIMIT),8) $(if $(REPEATS),--repeats $(REPEATS))
 agentx: setup ## replay agentic traces against every arm (TP=2 CONC=8 …)
 	$(SAMENODE) agentx $(WHAT) $(WHERE)
 gsm8k: setup ## GSM8K 5-shot against every arm (LIMIT=…)
