@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from evals.prometheus import Scraper
 from recipes.schema import Recipe, SearchSpace
 from results.columns import Row
 from results.compare import Cell, cells, pair_up
-from results.history import aa_history
+from results.history import Floors, aa_history
 from results.load import items_reader, run_rows
 from results.score import score
 from results.tables import write_tables
@@ -94,11 +95,16 @@ class Campaign:
                     points = self._launch(launch, points)
         self.journal.write("end")
 
+    @cached_property
+    def floors(self) -> Floors:
+        """The node's A/A history: no other campaign runs beside this one, so it is read once."""
+        return aa_history(self.folder.parent)
+
     def tables(self) -> tuple[list[Row], list[Cell]]:
         """Rewrite the campaign's CSVs; returns the rows so far and their comparison."""
         rows = run_rows(self.folder)
         items = items_reader({self.folder.name: self.folder})
-        comparison = cells(pair_up(rows), floors=aa_history(self.folder.parent), items=items)
+        comparison = cells(pair_up(rows), floors=self.floors, items=items)
         write_tables(self.folder, rows, [cell.row() for cell in comparison])
         return rows, comparison
 
