@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from dataclasses import replace
@@ -28,13 +29,16 @@ from samenode.interrupts import InterruptedCampaign, Interrupts
 from samenode.journal import Journal, now
 from samenode.plan import Launch, Point, duration_s, space_of
 from samenode.progress import Progress, span
-from serve import gpu, ports, process
+from samenode.serving import start_server
+from serve import container, gpu, node, ports, process
 from serve.command import server_command, speculative_config
 from serve.sampler import Sampler
 from serve.samples import judge, read_samples
 
 MEMORY_WAIT_S = 120.0
 """Patience for the GPUs' memory to come free after a server's end."""
+ORPHANED_CLIENT_S = 20.0
+"""Patience for a client to write down what it has after its server's death."""
 
 
 class Campaign:
@@ -62,6 +66,7 @@ class Campaign:
             "samenode": version("samenode"),
             "created": now(),
             "model": settings.model,
+            "image": settings.image,
             "gsm8k_data": settings.gsm8k_data,
             "recipe": recipe.model_dump(mode="json", by_alias=True),
             "launches": plans.to_json(launches),
@@ -77,6 +82,8 @@ class Campaign:
             UserError: the campaign cannot go on; it can be resumed once that is mended.
         """
         process.end(process.marked(str(self.folder)), 10.0)
+        if self.settings.image:
+            container.end_orphans(str(self.folder))
         done = self.journal.done()
         self.journal.write("resume" if self.journal.events() else "begin", done=len(done))
         left = [
@@ -122,37 +129,36 @@ class Campaign:
         tool = None if self.recipe.accelerator == "cpu" else gpu.open_tool()
         held = gpu.memory_used(tool) if tool else {}
         self.progress.step(points[0].number, f"{launch.arm} {launch.config}")
+        digest = None
+        if self.settings.image:
+            digest = node.read(self.folder / "node.json")["image"]["digest"]
+            container.require_same_image(self.settings.image, digest)
         self.journal.write("server-start", launch=launch.number, command=command.shell())
-        server = process.start(
-            command,
-            self.settings.server_bin,
-            folder,
-            str(self.folder),
-            self.recipe.server.stop_grace_s,
-        )
 
         def tick(waited: float) -> None:
             self.interrupts.check()
             self.progress.tick(f"starting the server, {span(waited)}")
 
         try:
-            process.wait_ready(server, self.recipe.server.ready_timeout_s, tick)
-            self.progress.tick(f"server ready after {span(server.ready_s or 0)}")
-            self.journal.write("server-ready", launch=launch.number, seconds=server.ready_s)
-            write_json(
-                folder / "server.json",
-                {
-                    "arm": launch.arm, "config": launch.config, "phase": launch.phase,
-                    "command": command.shell(), "ready_s": server.ready_s,
-                    "model": self.clients.model.name, "source": self.clients.model.source,
-                },
-            )  # fmt: skip
-            while points:
-                self._point(points.pop(0), launch, server, space)
-                if server.death():
-                    break
+            with start_server(
+                self.recipe, self.settings, command, folder, self.folder, tick
+            ) as server:
+                self.progress.tick(f"server ready after {span(server.ready_s or 0)}")
+                self.journal.write("server-ready", launch=launch.number, seconds=server.ready_s)
+                write_json(
+                    folder / "server.json",
+                    {
+                        "arm": launch.arm, "config": launch.config, "phase": launch.phase,
+                        "command": command.shell(), "ready_s": server.ready_s,
+                        "model": self.clients.model.name, "source": self.clients.model.source,
+                        "image": digest,
+                    },
+                )  # fmt: skip
+                while points:
+                    self._point(points.pop(0), launch, server, space)
+                    if server.death():
+                        break
         finally:
-            server.stop()
             self.journal.write("server-stop", launch=launch.number)
         if tool:
             gpu.wait_free(tool, held, MEMORY_WAIT_S)
@@ -161,7 +167,7 @@ class Campaign:
     # ---- one point
 
     def _point(
-        self, point: Point, launch: Launch, server: process.Server, space: SearchSpace
+        self, point: Point, launch: Launch, server: process.Running, space: SearchSpace
     ) -> None:
         began = time.monotonic()
         folder = self.folder / "points" / point.name
@@ -175,11 +181,14 @@ class Campaign:
         env = {**env, process.MARK: str(self.folder)}
         gpus = () if self.recipe.accelerator == "cpu" else None
         invalid: list[dict[str, str]] = []
+        died = math.inf
 
         def watch(passed: float) -> str | None:
+            nonlocal died
             if self.interrupts.count:
                 return "interrupted"
             if death := server.death():
+                died = time.monotonic()
                 invalid.append({"rule": "server-died", "detail": death})
                 return "server-died"
             if reason := runs.disk_short(self.folder):
@@ -188,15 +197,17 @@ class Campaign:
             self.progress.tick(span(passed))
             return None
 
+        def hurry() -> bool:
+            return self.interrupts.count > 1 or time.monotonic() > died + ORPHANED_CLIENT_S
+
         with (
             Sampler(folder / "samples.csv", own_pids=server.pids, gpus=gpus),
             Scraper(server.command.url, folder / "prometheus.jsonl"),
         ):
             started, started_ns = now(), time.time_ns()
             outcome = client.run(
-                argv, cwd=folder, env=env, log=folder / "client.log", watch=watch,
-                hurry=lambda: self.interrupts.count > 1,
-            )  # fmt: skip
+                argv, cwd=folder, env=env, log=folder / "client.log", watch=watch, hurry=hurry
+            )
             ended, ended_ns = now(), time.time_ns()
         if outcome.stopped is None and outcome.exit_code != 0:
             if death := server.death():

@@ -150,7 +150,10 @@ def _environment_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--port", type=int, help="server port (default: a free one from 8000 to 8999)"
     )
-    where.add_argument("--runtime", choices=("process",), default="process", help="how servers run")
+    where.add_argument(
+        "--runtime", choices=("process", "docker"), help="how servers run (default: process)"
+    )
+    where.add_argument("--image", help="image of --runtime docker (default: the recipe's)")
 
 
 def _server_argument(parser: argparse._ActionsContainer) -> None:
@@ -203,6 +206,11 @@ def _run(args: argparse.Namespace) -> int:
 
     recipe, launches, settings, facts = _prepared(args, args.kinds)
     plans.check_node(recipe, launches, facts)
+    if settings.image:
+        from serve import container
+
+        container.preflight(settings.image, recipe.accelerator)
+        facts = container.add_image(facts, settings.image)
     with runs.alone():
         campaign = Campaign.create(recipe, launches, settings, facts)
         return _finish(campaign)
@@ -217,8 +225,22 @@ def _resume(args: argparse.Namespace) -> int:
     plan = runs.read_plan(folder)
     args.model = args.model or plan["model"]
     args.gsm8k_path = args.gsm8k_path or plan["gsm8k_data"]
-    settings = _settings(args)
-    facts = node.collect(settings.server_bin / "python")
+    image = plan.get("image")
+    if args.runtime not in (None, "docker" if image else "process"):
+        raise UserError(
+            f"the campaign began with RUNTIME={'docker' if image else 'process'}; resume it so"
+        )
+    if args.image not in (None, image):
+        raise UserError(f"the campaign's image is {image or 'none'}; resume it without IMAGE")
+    settings = _settings(args, image)
+    if image:
+        from serve import container
+
+        container.preflight(image, plan["recipe"]["accelerator"])
+        container.require_same_image(image, node.read(folder / "node.json")["image"]["digest"])
+        facts = container.add_image(node.collect(None), image)
+    else:
+        facts = node.collect(settings.server_bin / "python")
     node.require_same(folder / "node.json", facts)
     campaign = Campaign(folder, settings)
     with runs.alone():
@@ -261,6 +283,8 @@ def _plan(args: argparse.Namespace) -> int:
     planned = Clients.planned(recipe, settings)
     print(f"recipe   {recipe.name}: {recipe.about}")
     print(f"model    {planned.model.name} (from the {planned.model.source})")
+    if settings.image:
+        print(f"image    {settings.image}: each server in a container of it")
     for launch in launches:
         space = plans.space_of(recipe, launch.config)
         command = server_command(
@@ -388,13 +412,14 @@ def _doctor(args: argparse.Namespace) -> int:
 # ---- what several commands need
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def _settings(args: argparse.Namespace, image: str | None) -> Settings:
     from samenode.clients import Settings
 
     aiperf = args.aiperf or str(Path(sys.executable).with_name("aiperf"))
     return Settings(
         server_bin=args.server_env.absolute() / "bin",
         aiperf=aiperf,
+        image=image,
         model=args.model,
         port=args.port,
         gsm8k_data=args.gsm8k_path or os.environ.get("GSM8K_PATH"),
@@ -415,9 +440,12 @@ def _prepared(
     if args.conc and min(args.conc) < 1:
         raise UserError(f"--conc is {min(args.conc)}; it must be at least 1")
     ports.choose(args.port)
-    settings = _settings(args)
-    facts = node.collect(settings.server_bin / "python")
+    in_image = args.runtime == "docker"
+    if args.image and not in_image:
+        raise UserError("IMAGE names the image of RUNTIME=docker; give that too")
+    facts = node.collect(None if in_image else args.server_env.absolute() / "bin" / "python")
     recipe = load(args.recipe or DEFAULTS[facts["accelerator"]])
+    settings = _settings(args, (args.image or recipe.image) if in_image else None)
     if args.duration:
         changed = recipe.agentx.model_copy(update={"duration_s": args.duration})
         recipe = recipe.model_copy(update={"agentx": changed})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from evals import agentx, gsm8k, traces
 from recipes.schema import Recipe
 from samenode.errors import UserError
 from samenode.plan import Point
-from serve.models import Model, cache_folder, hub_has, resolve
+from serve import container
+from serve.models import Model, cache_folder, converted, hub_has, resolve
 
 
 @dataclass(frozen=True)
@@ -19,9 +21,20 @@ class Settings:
 
     server_bin: Path
     aiperf: str
+    image: str | None = None
+    """Servers run in containers of this image; None: as processes."""
     model: str | None = None
     port: int | None = None
     gsm8k_data: str | None = None
+
+
+def model_for(recipe: Recipe, settings: Settings) -> Model:
+    """The model to serve, ready: a packaged one is converted where the server will run."""
+    if settings.image:
+        convert = partial(container.converted, image=settings.image)
+    else:
+        convert = partial(converted, server_python=settings.server_bin / "python")
+    return resolve(recipe, settings.model, convert)
 
 
 def corpus_for(recipe: Recipe, prepare: bool = True) -> agentx.Corpus:
@@ -61,7 +74,7 @@ class Clients:
     @classmethod
     def prepared(cls, recipe: Recipe, settings: Settings) -> Clients:
         """Everything made ready: the model converted, the traces written, aiperf asked."""
-        model = resolve(recipe, settings.model, settings.server_bin / "python")
+        model = model_for(recipe, settings)
         return cls(
             recipe, model, agentx.probe(settings.aiperf), corpus_for(recipe),
             settings.gsm8k_data,
@@ -70,7 +83,7 @@ class Clients:
     @classmethod
     def planned(cls, recipe: Recipe, settings: Settings) -> Clients:
         """The same without making anything ready, for a dry run."""
-        model = resolve(recipe, settings.model, settings.server_bin / "python", prepare=False)
+        model = resolve(recipe, settings.model, convert=None)
         corpus = corpus_for(recipe, prepare=False)
         return cls(recipe, model, agentx.probe(settings.aiperf), corpus, settings.gsm8k_data)
 

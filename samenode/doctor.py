@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ import psutil
 
 from recipes.load import DEFAULTS, load
 from recipes.schema import Recipe
-from serve import models, node, ports
+from samenode.errors import UserError
+from serve import container, models, node, ports
 
 SERVER_ENVIRONMENTS = (".venv-server", ".venv-server-cpu", ".venv-server-cuda", ".venv-server-rocm")
 
@@ -102,7 +102,7 @@ def report(root: Path, server_env: Path | None = None) -> list[Check]:
         disk(shutil.disk_usage(root).free // 2**20, client.exists(), bool(servers)),
         memory(psutil.virtual_memory().available // 2**20, facts["accelerator"]),
         port(ports.FIRST),
-        docker(),
+        docker(recipe),
         kernels(packages, facts["accelerator"]),
     ]
 
@@ -269,19 +269,13 @@ def port(number: int) -> Check:
     )  # fmt: skip
 
 
-def docker() -> Check:
-    """Docker, which only RUNTIME=docker needs."""
-    program = shutil.which("docker")
-    if program is None:
-        return Check("docker", None, "not installed (optional)")
+def docker(recipe: Recipe) -> Check:
+    """The docker engine and the recipe's image, which only RUNTIME=docker needs."""
     try:
-        done = subprocess.run(
-            [program, "version", "--format", "{{.Server.Version}}"],
-            capture_output=True, text=True, check=True, timeout=10,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return Check("docker", None, "no engine answers (optional)")
-    return Check("docker", True, f"engine {done.stdout.strip()}")
+        digest = container.preflight(recipe.image, recipe.accelerator)
+    except UserError as error:
+        return Check("docker", None, f"{error} (only RUNTIME=docker needs it)")
+    return Check("docker", True, f"image {recipe.image}, {digest[:19]}")
 
 
 def kernels(packages: dict[str, str], accelerator: str) -> Check:

@@ -17,7 +17,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from requests.exceptions import RequestException
 
 from recipes.schema import LocalModel
 from samenode.errors import UserError
-from serve import models
+from serve import models, ports
 from serve.command import ServerCommand
 from serve.node import _PACKAGES_SCRIPT
 from serve.process import ServerError, complaint, tree
@@ -77,7 +77,7 @@ def engine() -> docker.DockerClient:
             f"set it to {DEFAULT_HOST}"
         )
     path = address.removeprefix("unix://")
-    instead = "or use RUNTIME=process"
+    instead = "or run the servers as processes (RUNTIME=process)"
     try:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(10)
@@ -283,17 +283,16 @@ def add_labels(image: str) -> dict[str, str]:
     return labels
 
 
-def convert_model(model: LocalModel, image: str) -> None:
-    """Convert the GGUF file that a package inside ``image`` ships, unless it has been before.
-
-    Afterwards `serve.models.resolve` finds it and needs no server environment outside the image.
+def converted(model: LocalModel, image: str) -> Path:
+    """The safetensors folder of a GGUF file that a package inside ``image`` ships, converting it
+    on first use; the same folder as `serve.models.converted` makes.
 
     Raises:
         UserError: the package is not in the image, or the conversion fails.
     """
     folder = models.converted_folder(model)
     if (folder / "config.json").exists():
-        return
+        return folder
     script = Path(models.__file__).with_name("convert_gguf.py")
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -317,6 +316,7 @@ def convert_model(model: LocalModel, image: str) -> None:
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+    return folder
 
 
 def _last_line(error: ContainerError) -> str:
@@ -488,7 +488,8 @@ class ContainerServer:
             state = self.container.attrs["State"]
             if state["Running"]:
                 return None
-            if state["ExitCode"] and not state["OOMKilled"]:
+            # Whatever the exit code: when its engine is killed, vLLM ends with 0.
+            if not state["OOMKilled"]:
                 state = {**state, "OOMKilled": self._out_of_memory()}
             said = complaint(self.log)
             if not self.log.exists() or not self.log.stat().st_size:
@@ -614,9 +615,24 @@ def end_orphans(run: str, grace_s: float = 10.0) -> int:
     return len(found)
 
 
-if __name__ == "__main__":  # 'make image' does this after building
+def main(argv: Sequence[str]) -> None:
+    """What the Makefile asks: ``engine`` (is there one?), ``labels IMAGE`` (add them) and
+    ``preflight IMAGE ACCEL PORT`` (can a server start?)."""
     try:
-        for label, value in sorted(add_labels(sys.argv[1]).items()):
-            print(f"{label}={value[:100]}")
+        match argv:
+            case ["engine"]:
+                engine().close()
+            case ["labels", image]:
+                for label, value in sorted(add_labels(image).items()):
+                    print(f"{label}={value[:100]}")
+            case ["preflight", image, accelerator, port]:
+                preflight(image, accelerator)
+                ports.choose(int(port))
+            case _:
+                raise UserError("give engine, labels IMAGE, or preflight IMAGE ACCEL PORT")
     except UserError as failed:
         sys.exit(str(failed))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -46,11 +47,11 @@ def cache_folder() -> Path:
 
 
 def resolve(
-    recipe: Recipe, override: str | None, server_python: Path, prepare: bool = True
+    recipe: Recipe, override: str | None, convert: Callable[[LocalModel], Path] | None
 ) -> Model:
     """The model to serve: ``override`` (a folder or a hub repository), else the recipe's own
-    from the hub, else the recipe's fallback file. With ``prepare`` False (a dry run) nothing is
-    converted, and a model that cannot be reached now is named all the same.
+    from the hub, else the recipe's fallback file, which ``convert`` turns into a model folder.
+    Without ``convert`` (a dry run) a model that cannot be reached now is named all the same.
 
     Raises:
         UserError: there is no such model; the sentence says which ways are open.
@@ -65,10 +66,10 @@ def resolve(
         return Model(recipe.model, recipe.model, recipe.model, "hub", recipe.model_revision)
     if recipe.fallback_model:
         fallback = recipe.fallback_model
-        if not prepare:
+        if convert is None:
             return Model(fallback.name, str(converted_folder(fallback)), fallback.name, "package")
-        return local(converted(fallback, server_python), fallback.name, "package")
-    if not prepare:
+        return local(convert(fallback), fallback.name, "package")
+    if convert is None:
         return Model(recipe.model, recipe.model, recipe.model, "hub", recipe.model_revision)
     raise UserError(
         f"recipe {recipe.name}: model {recipe.model} is not in the hub cache and the hub cannot be "

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 import psutil
@@ -85,6 +86,25 @@ def complaint(log: Path) -> str:
     loud = [line for line in lines if not re.match(r"(INFO|WARNING|DEBUG)\b", line)]
     told = errors or [line for line in loud if re.search(r"error\b", line, re.I)]
     return ((told or [line for line in lines if line] or ["it wrote nothing"])[-1])[:300]
+
+
+class Running(Protocol):
+    """A started server, as a process or in a container. ``log`` holds all it writes; ``launched``
+    is a Unix time in seconds, ``ready_s`` the seconds from there to readiness."""
+
+    command: ServerCommand
+    log: Path
+    launched: float
+    ready_s: float | None
+
+    def death(self) -> str | None:
+        """None while the server lives, else how it ended."""
+
+    def pids(self) -> set[int]:
+        """The process ids of the server's whole family."""
+
+    def stop(self) -> None:
+        """End the server and everything it started, and wait until all of it is gone."""
 
 
 @dataclass
@@ -158,7 +178,7 @@ def start(
     return Server(command, process, log, run, time.time(), stop_grace_s)
 
 
-def _require_own(server: Server) -> None:
+def _require_own(server: Running) -> None:
     """Another server can take the port between its choice and vLLM's binding, seconds later."""
     port = server.command.port
     pid = ports.listener(port)
@@ -169,7 +189,7 @@ def _require_own(server: Server) -> None:
         )
 
 
-def wait_ready(server: Server, timeout_s: float, tick: Callable[[float], None]) -> None:
+def wait_ready(server: Running, timeout_s: float, tick: Callable[[float], None]) -> None:
     """Wait until the server answers ``/health`` and one real chat completion.
 
     ``/health`` alone is not enough: a server can be healthy and fail its first request. ``tick``

@@ -40,6 +40,11 @@ def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
         (["resume", "nothing-like-it"], 2, "no run called 'nothing-like-it'"),
         (["import-recipe", "none.yaml", "--key", "k"], 2, "none.yaml: No such file"),
         (["gsm8k", "--runtime", "vm"], 2, "invalid choice: 'vm'"),
+        (
+            ["agentx", "--recipe", "smoke-cpu", "--image", "samenode:cpu"],
+            2,
+            "IMAGE names the image of RUNTIME=docker; give that too",
+        ),
         (["nonsense"], 2, "invalid choice: 'nonsense'"),
     ],
 )
@@ -60,6 +65,29 @@ def test_a_model_that_is_nowhere_is_refused_before_anything_starts(tmp_path: Pat
     )  # fmt: skip
     assert done.returncode == 2
     assert "no model 'no/such/model': neither a folder here nor a repository" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["agentx"], ["serve", "--arm", "prefix-on"]])
+def test_containers_without_an_engine_are_refused_before_anything_starts(
+    tmp_path: Path, command: list[str]
+) -> None:
+    done = run(
+        *command, "--recipe", "smoke-cpu", "--runtime", "docker",
+        DOCKER_HOST=f"unix://{tmp_path}/none.sock", SAMENODE_RUNS=str(tmp_path / "runs"),
+        HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "docker" in done.stderr and "RUNTIME=process" in done.stderr
+    assert done.stderr.count("\n") == 1 and not list(tmp_path.glob("runs/*/plan.json"))
+
+
+def test_plan_names_the_image_and_needs_no_engine(tmp_path: Path) -> None:
+    done = run(
+        "plan", "--recipe", "smoke-cpu", "--runtime", "docker", "--image", "mine:1",
+        DOCKER_HOST=f"unix://{tmp_path}/none.sock", HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "image    mine:1" in done.stdout
 
 
 def test_plan_shows_every_server_and_client_and_starts_nothing(tmp_path: Path) -> None:
@@ -110,3 +138,31 @@ def test_the_makefile_hands_its_variables_on() -> None:
     assert "samenode agentx" in done.stdout
     for words in ("--tp 2", "--conc 1 8", "--arms off,off", "--repeats 3", "--duration 60"):
         assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "base"),
+    [
+        ("rocm", "vllm/vllm-openai-rocm:v0.33.0"),
+        ("cuda", "vllm/vllm-openai:v0.33.0"),
+        ("cpu", "python:3.11-slim-bookworm"),
+    ],
+)
+def test_the_makefile_builds_an_image_for_each_accelerator_and_runs_it(
+    accelerator: str, base: str
+) -> None:
+    def printed(*words: str) -> str:
+        return subprocess.run(
+            ["make", "-n", *words, f"ACCEL={accelerator}"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    built = printed("image", "BUILD_ARGS=--network host")
+    for words in (f"ACCEL={accelerator} ", f"BASE_IMAGE={base} ", "--network host",
+                  f"-t samenode:{accelerator} ."):  # fmt: skip
+        assert words in built
+    assert "BASE_IMAGE=mine:1 " in printed("image", "BASE_IMAGE=mine:1")
+    assert f"--profile {accelerator} up -d --no-build server-{accelerator}" in printed("up")
+    assert f"--profile {accelerator} down" in printed("down")
+    words = printed("agentx", "RUNTIME=docker", "IMAGE=mine:1")
+    assert "--runtime docker --image mine:1" in words
