@@ -21,7 +21,7 @@ from .faults import MissingToolError
 SOURCE = Path(__file__).with_name("engine")
 # -ffp-contract=off and no -ffast-math: results must not depend on what the compiler fuses.
 FLAGS = (
-    "-std=c++20 -O3 -fPIC -fno-strict-aliasing -fno-math-errno -fno-trapping-math "
+    "-std=c++20 -O3 -fPIC -pthread -fno-strict-aliasing -fno-math-errno -fno-trapping-math "
     "-ffp-contract=off -Wall -Wextra -Wno-unused-parameter"
 ).split()
 _V3 = {"avx2", "fma", "f16c", "bmi2"}
@@ -77,7 +77,7 @@ def library() -> Path:
         with ThreadPoolExecutor(_jobs()) as pool:
             objects = list(pool.map(compile_one, sources))
         built = Path(scratch, "core.so")
-        _run([compiler, "-shared", "-o", str(built), *objects])
+        _run([compiler, "-shared", "-pthread", "-o", str(built), *objects])
         os.replace(built, target)
     return target
 

@@ -35,7 +35,8 @@ class Launch(ctypes.Structure):
 
 
 class Range(ctypes.Structure):
-    """Memory a kernel may touch; `written` is one byte a byte, 0 where never written, or null."""
+    """Memory a kernel may touch; `written`, a byte a byte, is 0 where never written, 0xFF where it
+    was; null: all was."""
 
     _fields_ = [
         ("base", u64),
@@ -56,14 +57,13 @@ class Options(ctypes.Structure):
         ("cus_per_xcc", u32),
         ("lds_races", u32),
         ("poison", u32),
+        ("threads", u32),
     ]
 
 
 class Result(ctypes.Structure):
     _fields_ = [
         ("instructions", u64),
-        ("workgroups", u64),
-        ("peak_waves", u64),
         ("kind", ctypes.c_char * 32),
         ("message", ctypes.c_char * 16384),
     ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import struct
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -44,12 +46,17 @@ class Gfx950:
     """Whether unsynchronised LDS accesses by two waves are faults."""
     poison: bool = True
     """Whether uses of never-written registers and memory are faults."""
+    threads: int | None = None
+    """Host threads, by default one a core this process may use. Results and faults follow from the
+    seed (and from where tensors lie in cache lines), not from the number of threads."""
 
     def __post_init__(self) -> None:
         limits = {"devices": 8, "xccs": 8, "cus_per_xcc": 64, "quantum": 1 << 20}
         for name, most in limits.items():
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"gfx950({name}={getattr(self, name)}): must be 1 to {most}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"gfx950(threads={self.threads}): must be 1 or more")
 
 
 def gfx950(**options: Any) -> Gfx950:
@@ -112,6 +119,7 @@ class Emulator:
     _together: list[_Pending] | None = None
     call_ranges: dict[int, int] = field(default_factory=dict)
     """Base and size of the storages the current call's arguments lie in."""
+    _seen: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     error: BaseException | None = None
     """What went wrong inside a callback, for the outermost Python caller to raise."""
 
@@ -211,6 +219,7 @@ class Emulator:
             cus_per_xcc=self.chip.cus_per_xcc,
             lds_races=self.chip.lds_races,
             poison=self.chip.poison,
+            threads=self.chip.threads or len(os.sched_getaffinity(0)),
         )
         result = core.Result()
         start = time.perf_counter()
@@ -301,13 +310,21 @@ class Emulator:
                     base <= value < base + size for base, size in known.items()
                 ):
                     missing.append(value)
-        if not missing:
-            return
-        for tensor in _live_tensors():
-            storage = tensor.untyped_storage()
-            base, size = storage.data_ptr(), storage.nbytes()
-            if any(base <= value < base + size for value in missing):
-                ranges[base] = size
+        # Finding all live tensors takes a tenth of a second: first try those found last time.
+        for fresh in (False, True):
+            if fresh:
+                self._seen = [weakref.ref(tensor) for tensor in _live_tensors()]
+            for tensor in (reference() for reference in self._seen):
+                if tensor is None:
+                    continue
+                storage = tensor.untyped_storage()
+                base, size = storage.data_ptr(), storage.nbytes()
+                here = [value for value in missing if base <= value < base + size]
+                if here:
+                    ranges[base] = size
+                    missing = [value for value in missing if value not in here]
+            if not missing:
+                return
 
 
 def _raise(result: core.Result, pending: list[_Pending]) -> NoReturn:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from . import core
-from .build import cache_dir, library
+from .build import cache_dir
 from .codeobject import CodeObject
 from .faults import EmulatorError, MissingToolError
 from .machine import Emulator, Gfx950, LoadedModule, storage_of
@@ -216,7 +216,7 @@ def emulated(chip: Gfx950 | None = None) -> Iterator[Emulator]:
         return result
 
     patches = [
-        (executor, "_resolve_runtime_libs", lambda: [str(library()), str(runner)]),
+        (executor, "_resolve_runtime_libs", lambda: [core.load()._name, str(runner)]),
         (executor.CallState, "__call__", checked_call),
         # CPU tensors are real buffers here, not stand-ins to compile with.
         (function, "_is_compile_placeholder", lambda *args, **options: False),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from assemble import assemble
-from dsv41_kernels.emulator import Deadlock, Emulator, KernelFault, gfx950
+from dsv41_kernels.emulator import Deadlock, Emulator, KernelFault, OutOfBounds, gfx950
 
 SEEDS = range(12)
 
@@ -95,10 +95,10 @@ def two_devices(fields: dict[str, str], seed: int) -> torch.Tensor:
     return out
 
 
-def failures(run: Callable[[int], torch.Tensor]) -> int:
+def failures(run: Callable[[int], torch.Tensor], seeds: range = SEEDS) -> int:
     """How many seeds end in wrong data or a fault (a stale spin is a deadlock)."""
     count = 0
-    for seed in SEEDS:
+    for seed in seeds:
         try:
             count += not torch.equal(run(seed), WANT)
         except KernelFault:
@@ -158,7 +158,31 @@ def test_missing_wait_reorders_data_and_flag() -> None:
         return out
 
     assert failures(lambda seed: run("s_waitcnt vmcnt(0)", seed)) == 0
-    assert 0 < failures(lambda seed: run("", seed))
+    assert failures(lambda seed: run("", seed), range(100)) > 0
+
+
+def test_missing_wait_reorders_loads_of_flag_and_data() -> None:
+    """Both are stored and loaded at the coherent level; the loads of each poll go out together."""
+    body = PROTOCOL.replace(
+        "global_store_dword v1, v4, s[4:5]\n", "global_store_dword v1, v4, s[4:5] sc1\n"
+    )
+    poll = "global_load_dword v2, v9, s[4:5] {load_scope}\n"
+    data = "global_load_dword v3, v1, s[4:5]"
+    body = body.replace(poll, poll + "{wait}\n" + data + " sc1\n")
+    head, tail = body.split("{acquire}\n" + data + "\n")
+    body = head + tail
+    fields = AGENT | {"release": "s_waitcnt vmcnt(0)"}
+
+    def run(wait: str, seed: int) -> torch.Tensor:
+        data, out = torch.zeros(2048, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+        module = assemble(body.format(producer=0, consumer=1, wait=wait, **fields))
+        Emulator(gfx950(seed=seed, quantum=16)).launch(
+            module, "kernel", (2, 1, 1), (64, 1, 1), data, out
+        )
+        return out
+
+    assert failures(lambda seed: run("s_waitcnt vmcnt(0)", seed)) == 0
+    assert failures(lambda seed: run("", seed), range(100)) > 0
 
 
 @pytest.mark.parametrize("part", ["release", "store_scope", "load_scope", "acquire"])
@@ -220,7 +244,108 @@ s_endpgm
         assert out.item() == want
 
 
-def test_a_seed_repeats_exactly() -> None:
-    text = AGENT | {"acquire": ""}
-    for seed in (1, 2):
-        assert torch.equal(one_device(text, 8, seed), one_device(text, 8, seed))
+def test_lines_pushed_out_of_a_full_l2_are_not_lost() -> None:
+    """One workgroup writes 6 MiB, half as much again as its L2 holds, and reads it back."""
+    text = """
+s_load_dwordx4 s[4:7], s[0:1], 0x0
+v_lshlrev_b32_e32 v1, 4, v0
+v_mov_b32_e32 v2, v0
+v_mov_b32_e32 v3, v0
+v_mov_b32_e32 v4, v0
+v_mov_b32_e32 v5, v0
+s_movk_i32 s8, 6144
+s_waitcnt lgkmcnt(0)
+.Lwrite:
+global_store_dwordx4 v1, v[2:5], s[4:5]
+s_waitcnt vmcnt(0)
+v_add_u32_e32 v2, 1, v2
+v_add_u32_e32 v1, 0x400, v1
+s_sub_u32 s8, s8, 1
+s_cmp_lg_u32 s8, 0
+s_cbranch_scc1 .Lwrite
+v_lshlrev_b32_e32 v1, 4, v0
+v_mov_b32_e32 v7, 0
+s_movk_i32 s8, 6144
+.Lread:
+global_load_dwordx4 v[8:11], v1, s[4:5]
+s_waitcnt vmcnt(0)
+v_add_u32_e32 v7, v7, v8
+v_add_u32_e32 v1, 0x400, v1
+s_sub_u32 s8, s8, 1
+s_cmp_lg_u32 s8, 0
+s_cbranch_scc1 .Lread
+v_lshlrev_b32_e32 v1, 2, v0
+global_store_dword v1, v7, s[6:7]
+s_endpgm
+"""
+    data = torch.zeros(6144, 64, 4, dtype=torch.int32)
+    out = torch.zeros(64, dtype=torch.int32)
+    machine = Emulator(gfx950(seed=5))
+    machine.uninitialized(data)
+    machine.launch(assemble(text), "kernel", (1, 1, 1), (64, 1, 1), data, out)
+    first = torch.arange(6144)[:, None] + torch.arange(64)
+    assert torch.equal(data[:, :, 0].long(), first)
+    assert torch.equal(data[:, :, 3].long(), torch.arange(64).expand(6144, 64))
+    assert torch.equal(out.long(), first.sum(0))
+
+
+# Each wave works for a while, then takes a ticket (s[4:5]) and mixes it into what it leaves: the
+# result tells in which order the waves of all dies came.
+TICKETS = """
+s_load_dwordx4 s[4:7], s[0:1], 0x0
+s_lshl_b32 s3, s2, 10
+v_lshlrev_b32_e32 v1, 2, v0
+v_add_u32_e32 v1, s3, v1
+v_mov_b32_e32 v4, 0
+v_mov_b32_e32 v5, 0
+v_mov_b32_e32 v6, 1
+s_movk_i32 s8, 20
+s_waitcnt lgkmcnt(0)
+.Louter:
+s_movk_i32 s9, 200
+.Linner:
+v_add_u32_e32 v4, v4, v6
+s_sub_u32 s9, s9, 1
+s_cmp_lg_u32 s9, 0
+s_cbranch_scc1 .Linner
+global_atomic_add v3, v5, v6, s[4:5] sc0
+s_waitcnt vmcnt(0)
+v_lshlrev_b32_e32 v4, 1, v4
+v_xor_b32_e32 v4, v4, v3
+s_sub_u32 s8, s8, 1
+s_cmp_lg_u32 s8, 0
+s_cbranch_scc1 .Louter
+global_store_dword v1, v4, s[6:7]
+s_endpgm
+"""
+
+
+def test_a_seed_repeats_exactly_on_any_number_of_threads() -> None:
+    counter, out = torch.zeros(1, dtype=torch.int32), torch.zeros(16 * 256, dtype=torch.int32)
+
+    def run(seed: int, threads: int) -> tuple[int, torch.Tensor]:
+        counter.zero_()
+        machine = Emulator(gfx950(seed=seed, threads=threads))
+        machine.launch(assemble(TICKETS), "kernel", (16, 1, 1), (256, 1, 1), counter, out)
+        assert counter.item() == 16 * 256 * 20
+        return machine.launches[-1].instructions, out.clone()
+
+    first = run(seed=1, threads=1)
+    for threads in (1, 2, 3, 8):
+        again = run(seed=1, threads=threads)
+        assert again[0] == first[0] and torch.equal(again[1], first[1])
+    assert not torch.equal(run(seed=2, threads=2)[1], first[1])
+
+
+def test_a_fault_repeats_exactly_on_any_number_of_threads() -> None:
+    """Many workgroups store out of bounds: the same one is reported each time."""
+    text = TICKETS.replace("global_store_dword v1", "v_add_u32_e32 v1, 0x3000, v1\n"
+                           "global_store_dword v1")  # fmt: skip
+    counter, out = torch.zeros(1, dtype=torch.int32), torch.zeros(16 * 256, dtype=torch.int32)
+    messages = set()
+    for threads in (1, 2, 2, 8):
+        with pytest.raises(OutOfBounds) as caught:
+            machine = Emulator(gfx950(seed=3, threads=threads))
+            machine.launch(assemble(text), "kernel", (16, 1, 1), (256, 1, 1), counter, out)
+        messages.add(str(caught.value))
+    assert len(messages) == 1

@@ -112,6 +112,8 @@ def test_bad_use_is_one_clear_error() -> None:
             pass
     with pytest.raises(ValueError, match=r"gfx950\(devices=9\): must be 1 to 8"):
         gfx950(devices=9)
+    with pytest.raises(ValueError, match=r"gfx950\(threads=0\): must be 1 or more"):
+        gfx950(threads=0)
 
 
 def test_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,12 +96,9 @@ void emu_run(const LaunchArgs *launches, u32 count, const RangeArgs *ranges, u32
     machine.run();
   } catch (const Fault &fault) {
     std::snprintf(result->kind, sizeof result->kind, "%s", fault.kind.c_str());
-    std::snprintf(result->message, sizeof result->message, "%s%s", fault.text.c_str(),
-                  machine.where().c_str());
+    std::snprintf(result->message, sizeof result->message, "%s", fault.text.c_str());
   }
-  result->instructions = machine.executed;
-  result->workgroups = machine.groups_started;
-  result->peak_waves = machine.peak_waves;
+  result->instructions = machine.executed();
 }
 
 }  // extern "C"

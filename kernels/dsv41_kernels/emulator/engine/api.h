@@ -12,16 +12,16 @@ struct LaunchArgs {
 };
 struct RangeArgs {
   u64 base, size;
-  u8 *written;  // one byte a byte, 0 where never written; null: all written
+  u8 *written;  // one byte a byte, 0 where never written, 0xff where it was; null: all was
   u32 read_only;
   u32 uncached;  // every access goes through to memory, as hipDeviceMallocUncached gives
 };
 struct OptionArgs {
   u64 seed, budget;
-  u32 quantum, devices, xccs, cus_per_xcc, lds_races, poison;
+  u32 quantum, devices, xccs, cus_per_xcc, lds_races, poison, threads;
 };
 struct ResultArgs {
-  u64 instructions, workgroups, peak_waves;
+  u64 instructions;
   char kind[32];
   char message[16384];
 };

@@ -161,7 +161,7 @@ void fail_undefined(Wave &w, const Operand &o, int k, u64 lanes, const char *use
 }
 
 void require_defined(Wave &w, const Operand &o, int count, u64 lanes, const char *use) {
-  if (!w.machine->options.poison) return;
+  if (!w.shard->options.poison) return;
   for (int k = 0; k < count; k++) {
     if (o.kind == VGPR || o.kind == AGPR) {
       const u64 missing = lanes & ~w.defined[w.row_index(o, k)];

@@ -30,8 +30,8 @@ void note(Wave &w, const Inst &I, u32 dword, u8 mask, Touch touch, bool same_val
   Workgroup &g = *w.group;
   LdsShadow &h = g.shadow[dword];
   const u8 me = static_cast<u8>(w.index);
-  const bool written_now = h.write_epoch == g.epoch, read_now = h.read_epoch == g.epoch;
-  if (w.machine->options.lds_races) {
+  const bool written_now = h.write_phase == g.phase, read_now = h.read_phase == g.phase;
+  if (w.shard->options.lds_races) {
     const bool foreign_write = written_now && h.write_wave != me && h.write_wave != kSeveral;
     const bool both_atomic = touch == Touch::ATOMIC && (h.write_bytes & kAtomic);
     if (foreign_write && (h.write_bytes & mask) && !both_atomic && !same_value)
@@ -43,12 +43,12 @@ void note(Wave &w, const Inst &I, u32 dword, u8 mask, Touch touch, bool same_val
   if (touch == Touch::READ) {
     h.read_wave = read_now && h.read_wave != me ? kSeveral : me;
     h.read_bytes = read_now ? h.read_bytes | mask : mask;
-    h.read_epoch = g.epoch;
+    h.read_phase = g.phase;
     h.read_at = index_of(w, I);
   } else {
     h.write_wave = written_now && h.write_wave != me ? kSeveral : me;
     h.write_bytes = (written_now ? h.write_bytes : 0) | mask | (touch == Touch::ATOMIC ? kAtomic : 0);
-    h.write_epoch = g.epoch;
+    h.write_phase = g.phase;
     h.write_at = index_of(w, I);
   }
 }
@@ -62,71 +62,50 @@ void each_dword(u32 address, u32 size, F f) {
   }
 }
 
+// Whether no other wave wrote this dword since the barrier, nor will a load to LDS.
+bool unwritten(const LdsShadow &h, u16 phase, u8 me) {
+  return !h.in_flight && (h.write_phase != phase || h.write_wave == me);
+}
+
 // Whether all bytes were ever written.
-bool touch_read(Wave &w, const Inst &I, u32 address, u32 size) {
+bool check_read(Wave &w, const Inst &I, u32 address, u32 size) {
   bool written = true;
-  const auto touch = [&](u32 dword, u8 mask, u32) {
+  each_dword(address, size, [&](u32 dword, u8 mask, u32) {
     const LdsShadow &h = w.group->shadow[dword];
     if (h.in_flight)
       fail("missing-wait",
-           "reads LDS 0x%x while a load to LDS is in flight there; its wave must wait for it "
-           "(s_waitcnt vmcnt), then both must pass a barrier", address);
+           "reads LDS 0x%x while a load to LDS is in flight there: that load must be waited for "
+           "(s_waitcnt vmcnt) and a barrier passed before this read is issued, or this read must be "
+           "waited for (s_waitcnt lgkmcnt) before that load is", address);
     written = written && (h.written & mask) == mask;
     note(w, I, dword, mask, Touch::READ, false);
-  };
-  if ((address | size) & 3) {
-    each_dword(address, size, touch);
-    return written;
-  }
-  for (u32 dword = address / 4; dword < (address + size) / 4; dword++) {
-    LdsShadow &h = w.group->shadow[dword];
-    const u16 epoch = w.group->epoch;
-    // The usual case: nobody else wrote or read it since the barrier.
-    const bool first = h.read_epoch != epoch, mine = !first && h.read_wave == w.index;
-    const bool quiet = h.write_epoch != epoch || h.write_wave == w.index;
-    if (quiet && h.written == kAllBytes && !h.in_flight && (first || mine)) {
-      h.read_epoch = epoch;
-      h.read_wave = static_cast<u8>(w.index);
-      h.read_bytes = kAllBytes;
-      h.read_at = index_of(w, I);
-    } else {
-      touch(dword, kAllBytes, 0);
-    }
-  }
+  });
   return written;
 }
 
-void touch_write(Wave &w, const Inst &I, u32 address, const u8 *from, u32 size, Touch touch,
-                 bool defined, bool is_dma = false) {
-  Workgroup &g = *w.group;
-  u8 *to = g.lds.data() + address;
-  if (touch == Touch::WRITE && defined && !((address | size) & 3) && !is_dma) {
-    // The usual case: nobody else touched these dwords since the barrier.
-    const u16 epoch = g.epoch, at = index_of(w, I);
-    bool alone = true;
-    for (u32 dword = address / 4; dword < (address + size) / 4; dword++) {
-      const LdsShadow &h = g.shadow[dword];
-      alone = alone && !h.in_flight && (h.write_epoch != epoch || h.write_wave == w.index) &&
-              (h.read_epoch != epoch || h.read_wave == w.index);
-    }
-    if (alone) {
-      for (u32 dword = address / 4; dword < (address + size) / 4; dword++) {
-        LdsShadow &h = g.shadow[dword];
-        h.write_epoch = epoch;
-        h.write_wave = static_cast<u8>(w.index);
-        h.write_bytes = h.written = kAllBytes;
-        h.write_at = at;
-      }
-      for (u32 k = 0; k < size; k += 4) {
-        u32 before, after;
-        std::memcpy(&before, to + k, 4);
-        std::memcpy(&after, from + k, 4);
-        w.machine->progress += before != after;
-        std::memcpy(to + k, &after, 4);
-      }
-      return;
-    }
+template <int Size>
+bool touch_read(Wave &w, const Inst &I, u32 address) {
+  if ((address | Size) & 3) return check_read(w, I, address, Size);
+  const u16 phase = w.group->phase;
+  const u8 me = static_cast<u8>(w.index);
+  LdsShadow *shadow = &w.group->shadow[address / 4];
+  bool usual = true;
+  for (int k = 0; k < Size / 4; k++)
+    usual = usual && shadow[k].written == kAllBytes && unwritten(shadow[k], phase, me);
+  if (!usual) return check_read(w, I, address, Size);
+  for (int k = 0; k < Size / 4; k++) {
+    const bool others = shadow[k].read_phase == phase && shadow[k].read_wave != me;
+    shadow[k].read_phase = phase;
+    shadow[k].read_wave = others ? kSeveral : me;
+    shadow[k].read_bytes = kAllBytes;
+    shadow[k].read_at = index_of(w, I);
   }
+  return true;
+}
+
+void check_write(Wave &w, const Inst &I, u32 address, const u8 *from, u32 size, Touch touch,
+                 bool defined, bool is_dma = false) {
+  u8 *to = w.group->lds.data() + address;
   const bool same = std::memcmp(to, from, size) == 0;
   each_dword(address, size, [&](u32 dword, u8 mask, u32) {
     LdsShadow &h = w.group->shadow[dword];
@@ -140,7 +119,33 @@ void touch_write(Wave &w, const Inst &I, u32 address, const u8 *from, u32 size, 
   });
   if (same) return;
   std::memcpy(to, from, size);
-  w.machine->progress++;
+  w.shard->progress++;
+}
+
+template <int Size>
+void touch_write(Wave &w, const Inst &I, u32 address, const u32 *value, bool defined) {
+  const u8 *from = reinterpret_cast<const u8 *>(value);
+  if (!defined || ((address | Size) & 3))
+    return check_write(w, I, address, from, Size, Touch::WRITE, defined);
+  const u16 phase = w.group->phase;
+  const u8 me = static_cast<u8>(w.index);
+  LdsShadow *shadow = &w.group->shadow[address / 4];
+  bool usual = true;
+  for (int k = 0; k < Size / 4; k++)
+    usual = usual && unwritten(shadow[k], phase, me) &&
+            (shadow[k].read_phase != phase || shadow[k].read_wave == me);
+  if (!usual) return check_write(w, I, address, from, Size, Touch::WRITE, defined);
+  u8 *to = w.group->lds.data() + address;
+  for (int k = 0; k < Size / 4; k++) {
+    shadow[k].write_phase = phase;
+    shadow[k].write_wave = me;
+    shadow[k].write_bytes = shadow[k].written = kAllBytes;
+    shadow[k].write_at = index_of(w, I);
+    u32 before;
+    std::memcpy(&before, to + 4 * k, 4);
+    w.shard->progress += before != value[k];
+  }
+  std::memcpy(to, value, Size);
 }
 
 void check_bounds(Wave &w, u64 address, u32 size) {
@@ -151,7 +156,7 @@ void check_bounds(Wave &w, u64 address, u32 size) {
 }
 
 Access *new_lds_access(Wave &w, const Inst &I, u32 size) {
-  Access *access = w.machine->new_access(w, I);
+  Access *access = w.shard->new_access(w, I);
   access->size = static_cast<u8>(size);
   return access;
 }
@@ -193,7 +198,7 @@ void perform_read(Wave &w, Access &access) {
   u64 defined = 0;
   each_lane(access.lanes, [&](int l) {
     const u32 address = static_cast<u32>(access.address[l]);
-    if (touch_read(w, I, address, Size)) defined |= 1ull << l;
+    if (touch_read<Size>(w, I, address)) defined |= 1ull << l;
     const u8 *from = w.group->lds.data() + address;
     if constexpr (Size >= 4) {
       for (int k = 0; k < Size / 4; k++)
@@ -227,7 +232,7 @@ void perform_read2(Wave &w, Access &access) {
     u64 defined = 0;
     each_lane(access.lanes, [&](int l) {
       const u32 address = static_cast<u32>(access.address[l]) + offset;
-      if (touch_read(w, I, address, Size)) defined |= 1ull << l;
+      if (touch_read<Size>(w, I, address)) defined |= 1ull << l;
       for (int k = 0; k < Size / 4; k++)
         std::memcpy(&w.v[(first + h * Size / 4 + k) * kLanes + l],
                     w.group->lds.data() + address + 4 * k, 4);
@@ -264,7 +269,7 @@ void perform_transposed(Wave &w, Access &access) {
   u64 raw[kLanes] = {}, known = 0;
   each_lane(access.lanes, [&](int l) {
     const u32 address = static_cast<u32>(access.address[l]);
-    if (touch_read(w, I, address, 8)) known |= 1ull << l;
+    if (touch_read<8>(w, I, address)) known |= 1ull << l;
     std::memcpy(&raw[l], w.group->lds.data() + address, 8);
   });
   u32 *low = w.row(I.dst[0]), *high = w.row(I.dst[0], 1);
@@ -299,8 +304,8 @@ void perform_write(Wave &w, Access &access) {
     u32 value[4];
     for (int k = 0; k < std::max(1, Size / 4); k++) value[k] = access.data[k][l];
     value[0] >>= Shift;
-    touch_write(w, *access.inst, static_cast<u32>(access.address[l]),
-                reinterpret_cast<u8 *>(value), Size, Touch::WRITE, !bit(access.poisoned, l));
+    touch_write<Size>(w, *access.inst, static_cast<u32>(access.address[l]), value,
+                      !bit(access.poisoned, l));
   });
 }
 template <int Size, int Shift = 0>
@@ -320,8 +325,8 @@ void perform_write2(Wave &w, Access &access) {
     each_lane(access.lanes, [&](int l) {
       u32 value[2];
       for (int k = 0; k < Size / 4; k++) value[k] = access.data[h * 2 + k][l];
-      touch_write(w, I, static_cast<u32>(access.address[l]) + offset,
-                  reinterpret_cast<u8 *>(value), Size, Touch::WRITE, !bit(access.poisoned, l));
+      touch_write<Size>(w, I, static_cast<u32>(access.address[l]) + offset, value,
+                        !bit(access.poisoned, l));
     });
   }
 }
@@ -359,7 +364,7 @@ void perform_atomic(Wave &w, Access &access) {
     });
     if (Op == Rmw::SWAP || known) defined |= static_cast<u64>(known) << l;
     const T next = apply<T>(Op, old, value, operand(0));
-    touch_write(w, I, address, reinterpret_cast<const u8 *>(&next), sizeof next, Touch::ATOMIC,
+    check_write(w, I, address, reinterpret_cast<const u8 *>(&next), sizeof next, Touch::ATOMIC,
                 (known || Op == Rmw::SWAP) && !bit(access.poisoned, l));
     if (!I.ndst) return;
     for (int k = 0; k < kDwords; k++)
@@ -414,7 +419,7 @@ void lds_write_ends(Wave &w, const Access &access) {
   });
 }
 void lds_deliver(Wave &w, const Inst &I, u32 address, const u8 *from, u32 size, bool defined) {
-  touch_write(w, I, address, from, size, Touch::WRITE, defined, true);
+  check_write(w, I, address, from, size, Touch::WRITE, defined, true);
 }
 
 #define READ(name, ...) \

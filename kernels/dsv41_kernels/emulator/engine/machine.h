@@ -1,7 +1,9 @@
 // The emulated machine: devices, compute units, workgroups, waves and their outstanding accesses.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api.h"
@@ -12,6 +14,7 @@
 #include "types.h"
 
 struct Machine;
+struct Shard;
 struct Wave;
 struct Workgroup;
 
@@ -27,6 +30,7 @@ struct Access {
   const Inst *inst;
   void (*perform)(Wave &, Access &);
   bool performed;
+  bool deferred;  // will perform when the epoch ends
   bool scalar;   // scalar memory: returns out of order
   bool flat;     // counted by both counters
   bool stores;   // writes memory
@@ -62,10 +66,10 @@ struct Wave {
   u32 mode;  // MODE register
   State state;
   u32 index;  // within its workgroup
-  u32 slot;   // in Machine::runnable, if RUNNING or ENDING
+  u32 slot;   // in Shard::runnable, if RUNNING or ENDING
   u32 hold;   // turns to sit out while its memory traffic is under way
   Workgroup *group;
-  Machine *machine;
+  Shard *shard;
   const Program *program;
   std::vector<Access *> vm, lgkm;
   u64 write_mask;   // lanes the last vector write reached
@@ -94,12 +98,12 @@ constexpr u32 kNever = ~0u;
 constexpr u32 kUnwrittenValue = 0x7fc0dead;  // a NaN as f32 and as bf16 pairs
 
 // Per dword of LDS: bytes written, transfers in flight, and who touched it since the last barrier
-// (the epoch). Small on purpose: every LDS access reads and writes it.
+// (the phase). Small on purpose: every LDS access reads and writes it.
 struct LdsShadow {
-  u16 write_epoch, read_epoch;
+  u16 write_phase, read_phase;
   u16 write_at, read_at;  // instruction index of the latest access
   u8 write_wave, read_wave;
-  u8 write_bytes, read_bytes;  // masks of bytes touched in the epoch
+  u8 write_bytes, read_bytes;  // masks of bytes touched in the phase
   u8 written;                  // mask of bytes that hold a value
   u8 in_flight;                // LDS-DMA transfers not yet waited for
 };
@@ -113,7 +117,8 @@ struct ComputeUnit {
 struct Launch {
   LaunchArgs args;
   const Program *program;
-  u64 next, total;
+  std::vector<u64> next;  // per die: the workgroup it starts next
+  u64 total;
   std::vector<u32> resident;  // workgroups per compute unit of the device
   u64 packet[8];              // HSA dispatch packet
 };
@@ -122,10 +127,9 @@ struct Workgroup {
   Launch *launch;
   ComputeUnit *cu;
   u32 id[3];
-  u64 serial;
   std::vector<u8> lds;
   std::vector<LdsShadow> shadow;
-  u16 epoch;  // barriers passed, from 1
+  u16 phase;  // barriers passed, from 1
   std::vector<Wave *> waves;
   u32 alive, arrived;
 };
@@ -136,30 +140,36 @@ struct Device {
   std::vector<ComputeUnit> cus;
 };
 
-struct Machine {
-  OptionArgs options;
-  Allocations allocations;
-  std::vector<Device> devices;
-  std::vector<std::unique_ptr<Launch>> launches;
-  std::vector<Wave *> runnable, alive;
+// The part of the machine that one host thread runs at a time: a die, or a whole device where there
+// are several. Within an epoch it changes nothing that another shard can see (see scheduler.cpp).
+struct Shard {
+  Machine &machine;
+  const OptionArgs &options;
+  u32 index;
   Random random;
-  u64 progress = 1;  // counts everything a waiting wave could notice
-  u64 executed = 0, groups_started = 0, peak_waves = 0;
+  u64 progress = 1, progress_before = 0;  // counts everything a waiting wave could notice
+  Memory memory;
+  std::vector<Wave *> runnable, alive;
+  std::vector<std::pair<Wave *, Access *>> deferred;  // performed when the epoch ends
+  u64 executed = 0;  // wave-instructions
   const Inst *current = nullptr;
   Wave *current_wave = nullptr;
+  std::optional<Fault> fault;
 
-  Machine(const LaunchArgs *launches, u32 count, const RangeArgs *ranges, u32 range_count,
-          const OptionArgs &options);
-  ~Machine();
-  void run();
+  Shard(Machine &machine, u32 index, const std::vector<Range> &ranges);
+  ~Shard();
+  void dispatch();
+  void run_epoch();
+  void perform_deferred();
+  bool can_go_on() const;  // some wave is not known to be stuck
+  bool land_everything();  // completes all outstanding accesses; whether anything changed
   std::string where() const;
 
   Access *new_access(Wave &w, const Inst &I);
   void recycle(Access *access) { free_accesses_.push_back(access); }
 
  private:
-  void dispatch();
-  bool start_group(Launch &launch);
+  bool start_group(Launch &launch, u32 xcc);
   Wave *new_wave(Workgroup &group, u32 index);
   void turn(Wave &w);
   void complete_something(Wave &w);
@@ -167,19 +177,37 @@ struct Machine {
   void release_barrier(Workgroup &group);
   void park(Wave &w);
   void make_runnable(Wave &w);
-  void watch_for_deadlock(Wave &w, u64 ran);
-  [[noreturn]] void report_deadlock();
-  std::string describe(const Wave &w) const;
+  void watch(Wave &w, u64 ran);  // notes whether it spins for ever
 
   std::vector<Access *> free_accesses_;
   std::vector<Wave *> free_waves_;
   std::vector<std::unique_ptr<Access>> all_accesses_;
 };
 
+struct Machine {
+  OptionArgs options;
+  std::vector<std::unique_ptr<Launch>> launches;
+  std::vector<std::unique_ptr<Shard>> shards;
+  std::vector<Device> devices;
+  Random random;
+
+  Machine(const LaunchArgs *launches, u32 count, const RangeArgs *ranges, u32 range_count,
+          const OptionArgs &options);
+  void run();
+  u64 executed() const;
+  Shard &shard_of(u32 device, u32 xcc) { return *shards[devices.size() > 1 ? device : xcc]; }
+
+ private:
+  bool end_epoch();
+  void watch_for_deadlock();
+  [[noreturn]] void report_deadlock() const;
+};
+
 // wait.cpp
 void issue(Wave &w, Access *access, u8 counters);  // queues it and marks its results pending
 bool wait_for(Wave &w, u32 vm_left, u32 lgkm_left);  // false: not done yet, run others first
 bool complete_one(Wave &w);                           // performs one outstanding access, if any
+void perform(Wave &w, Access &access);
 void check_pending(Wave &w, const Inst &I);
 // lds.cpp
 void lds_write_begins(Wave &w, const Access &access);   // an LDS-DMA was issued

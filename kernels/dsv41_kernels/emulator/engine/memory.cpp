@@ -1,13 +1,27 @@
 #include "memory.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace {
 
+// The bytes of a line that an access covers.
 void mask_of(u64 address, u32 size, u64 out[2]) {
-  const u32 first = address & (kLine - 1);
-  out[0] = out[1] = 0;
-  for (u32 i = first; i < first + size; i++) out[i >> 6] |= 1ull << (i & 63);
+  const u32 first = address & (kLine - 1), end = first + size;
+  const auto below = [](u32 n) { return n >= 64 ? ~0ull : (1ull << n) - 1; };
+  out[0] = below(end) & ~below(first);
+  out[1] = end > 64 ? below(end - 64) & ~(first > 64 ? below(first - 64) : 0) : 0;
+}
+
+// Calls f(first, count) for the runs of set bits.
+template <class F>
+void each_run(const u64 mask[2], F f) {
+  for (int half = 0; half < 2; half++)
+    for (u64 left = mask[half]; left;) {
+      const int first = std::countr_zero(left), count = std::countr_one(left >> first);
+      f(64 * half + first, count);
+      left = first + count == 64 ? 0 : left >> (first + count) << (first + count);
+    }
 }
 
 bool whole(const u64 mask[2]) { return (mask[0] & mask[1]) == ~0ull; }
@@ -23,17 +37,10 @@ void by_line(u64 address, u32 size, F f) {
   }
 }
 
-void write_memory(u64 address, const u8 *data, u32 size, u64 *progress) {
-  u8 *to = reinterpret_cast<u8 *>(address);
-  if (std::memcmp(to, data, size) == 0) return;
-  std::memcpy(to, data, size);
-  ++*progress;
-}
-
 }  // namespace
 
-Cache::Cache(u32 sets, u32 ways, Cache *below, u64 *progress)
-    : sets_(sets), ways_(ways), below_(below), progress_(progress) {}
+Cache::Cache(u32 sets, u32 ways, Cache *below, Memory *memory, u64 *progress)
+    : sets_(sets), ways_(ways), below_(below), memory_(memory), progress_(progress) {}
 
 u32 Cache::set_of(u64 line) const {
   const u64 number = line / kLine;
@@ -42,55 +49,52 @@ u32 Cache::set_of(u64 line) const {
 
 Cache::Line *Cache::find(u64 line) {
   if (!lines_) return nullptr;
-  Line *set = &lines_[static_cast<u64>(set_of(line)) * ways_];
-  for (u32 i = 0; i < ways_; i++) {
-    if (set[i].tag != line + 1) continue;
-    if (set[i].generation != generation_) {  // an invalidate came after: only dirty bytes remain
-      set[i].generation = generation_;
-      set[i].valid[0] = set[i].dirty[0];
-      set[i].valid[1] = set[i].dirty[1];
-    }
-    return &set[i];
+  if (tags_[last_] != line + 1) {
+    const size_t set = static_cast<size_t>(set_of(line)) * ways_;
+    size_t i = set;
+    while (i < set + ways_ && tags_[i] != line + 1) i++;
+    if (i == set + ways_) return nullptr;
+    last_ = i;
   }
-  return nullptr;
+  Line &entry = lines_[last_];
+  if (entry.generation != generation_) {  // an invalidate came after: only dirty bytes remain
+    entry.generation = generation_;
+    entry.valid[0] = entry.dirty[0];
+    entry.valid[1] = entry.dirty[1];
+  }
+  return &entry;
 }
 
 Cache::Line *Cache::allocate(u64 line) {
   if (!lines_) {  // most caches of a big machine are never used
-    lines_.reset(new Line[sets_ * ways_]);
-    data_.reset(new u8[static_cast<u64>(sets_) * ways_ * kLine]);
+    const size_t count = static_cast<size_t>(sets_) * ways_;
+    tags_.reset(new u64[count]());
+    lines_.reset(new Line[count]);
+    data_.reset(new u8[count * kLine]);
   }
-  Line *set = &lines_[static_cast<u64>(set_of(line)) * ways_];
-  Line *chosen = nullptr;
-  for (u32 i = 0; i < ways_ && !chosen; i++)
-    if (!set[i].tag) chosen = &set[i];
-  if (!chosen) {
-    chosen = &set[victim_++ % ways_];
-    push_down(*chosen);
+  const size_t set = static_cast<size_t>(set_of(line)) * ways_;
+  size_t i = set;
+  while (i < set + ways_ && tags_[i]) i++;
+  if (i == set + ways_) {
+    i = set + victim_++ % ways_;
+    push_down(lines_[i]);
   }
-  chosen->tag = line + 1;
-  chosen->generation = generation_;
-  chosen->valid[0] = chosen->valid[1] = 0;
-  return chosen;
+  tags_[i] = line + 1;
+  lines_[i].generation = generation_;
+  lines_[i].valid[0] = lines_[i].valid[1] = 0;
+  return &lines_[i];
 }
 
 void Cache::push_down(Line &entry) {
   if (!(entry.dirty[0] | entry.dirty[1])) return;
   const u8 *from = data(entry);
-  const u64 base = entry.tag - 1;
-  for (u32 i = 0; i < kLine;) {
-    if (!bit(entry.dirty[i >> 6], i & 63)) {
-      i++;
-      continue;
-    }
-    u32 end = i;
-    while (end < kLine && bit(entry.dirty[end >> 6], end & 63)) end++;
+  const u64 base = tags_[&entry - lines_.get()] - 1;
+  each_run(entry.dirty, [&](int first, int count) {
     if (below_)
-      below_->write(base + i, from + i, end - i);
+      below_->write(base + first, from + first, count);
     else
-      write_memory(base + i, from + i, end - i, progress_);
-    i = end;
-  }
+      memory_->write(base + first, from + first, count);
+  });
   entry.dirty[0] = entry.dirty[1] = 0;
 }
 
@@ -99,7 +103,7 @@ const u8 *Cache::read(u64 line) {
   if (!entry) entry = allocate(line);
   u8 *content = data(*entry);
   if (whole(entry->valid)) return content;
-  const u8 *source = below_ ? below_->read(line) : reinterpret_cast<const u8 *>(line);
+  const u8 *source = below_ ? below_->read(line) : memory_->read(line);
   if (!(entry->valid[0] | entry->valid[1])) {
     std::memcpy(content, source, kLine);
   } else {
@@ -138,12 +142,12 @@ void Cache::update(u64 address, const u8 *from, u32 size) {
 void Cache::flush_line(u64 line) {
   if (Line *entry = find(line)) {
     push_down(*entry);
-    entry->tag = 0;
+    forget(*entry);
   }
 }
 
 void Cache::drop_line(u64 line) {
-  if (Line *entry = find(line)) entry->tag = 0;
+  if (Line *entry = find(line)) forget(*entry);
 }
 
 void Cache::write_back() {
@@ -154,13 +158,14 @@ void Cache::write_back() {
   dirty_.clear();
 }
 
-void Allocations::sort() {
+Memory::Memory(std::vector<Range> ranges, u32 shard, u64 *progress)
+    : ranges_(std::move(ranges)), shard_bit_(static_cast<u8>(1 << shard)), progress_(progress) {
   std::sort(ranges_.begin(), ranges_.end(),
             [](const Range &a, const Range &b) { return a.base < b.base; });
   if (ranges_.empty()) ranges_.push_back({0, 0, nullptr, true, false});
 }
 
-const Range *Allocations::search(u64 address, u64 size) const {
+const Range *Memory::search(u64 address, u64 size) const {
   const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), address,
                                       [](u64 a, const Range &r) { return a < r.base; });
   if (after == ranges_.begin()) return nullptr;
@@ -170,7 +175,7 @@ const Range *Allocations::search(u64 address, u64 size) const {
   return &candidate;
 }
 
-const Range *Allocations::nearest(u64 address) const {
+const Range *Memory::nearest(u64 address) const {
   const Range *best = nullptr;
   u64 distance = ~0ull;
   for (const Range &range : ranges_) {
@@ -183,6 +188,56 @@ const Range *Allocations::nearest(u64 address) const {
     }
   }
   return best;
+}
+
+const u8 *Memory::read(u64 line) const {
+  if (!held_.empty())
+    if (const auto found = held_.find(line); found != held_.end()) return found->second.content;
+  return reinterpret_cast<const u8 *>(line);
+}
+
+void Memory::write(u64 address, const u8 *data, u32 size) {
+  const u64 line = line_of(address);
+  const auto [entry, fresh] = held_.try_emplace(line);
+  Held &held = entry->second;
+  if (fresh) std::memcpy(held.content, reinterpret_cast<const u8 *>(line), kLine);
+  u64 mask[2];
+  mask_of(address, size, mask);
+  for (int i = 0; i < 2; i++) held.mask[i] |= mask[i];
+  std::memcpy(held.content + (address - line), data, size);
+}
+
+bool Memory::was_written(u64 address, u32 size) const {
+  const Range *range = find(address, size);
+  if (!range || !range->written) return true;
+  u8 *marks = range->written + (address - range->base);
+  for (u32 i = 0; i < size; i++)
+    if (!(std::atomic_ref(marks[i]).load(std::memory_order_relaxed) & shard_bit_)) return false;
+  return true;
+}
+
+void Memory::mark_written(u64 address, u32 size) {
+  const Range *range = find(address, size);
+  if (!range || !range->written || was_written(address, size)) return;
+  u8 *marks = range->written + (address - range->base);
+  for (u32 i = 0; i < size; i++)
+    std::atomic_ref(marks[i]).fetch_or(shard_bit_, std::memory_order_relaxed);
+  marked_.push_back({marks, size});
+}
+
+void Memory::settle() {
+  for (const auto &item : held_) {
+    u8 *to = reinterpret_cast<u8 *>(item.first);
+    const u8 *content = item.second.content;
+    each_run(item.second.mask, [&](int first, int count) {
+      if (std::memcmp(to + first, content + first, count) == 0) return;
+      std::memcpy(to + first, content + first, count);
+      ++*progress_;
+    });
+  }
+  held_.clear();
+  for (const auto &[marks, size] : marked_) std::memset(marks, 0xff, size);
+  marked_.clear();
 }
 
 void Path::settle_line(u64 line, Scope scope) {
@@ -201,7 +256,7 @@ void Path::read(u64 address, u32 size, Scope scope, u8 *out) {
     } else {
       settle_line(line, scope);
       content = agent && scope == Scope::AGENT ? agent->read(line)
-                                               : reinterpret_cast<const u8 *>(line);
+                                               : memory->read(line);
     }
     std::memcpy(out + done, content + (at - line), part);
   });
@@ -224,7 +279,7 @@ void Path::write(u64 address, const u8 *data, u32 size, Scope scope) {
     if (agent && scope == Scope::AGENT)
       agent->write(at, data + done, part);
     else
-      write_memory(at, data + done, part, progress);
+      memory->write(at, data + done, part);
   });
 }
 

@@ -5,6 +5,9 @@
 #include <algorithm>
 
 #include "operands.h"
+#ifdef __FMA__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -36,73 +39,89 @@ float element(u32 x) {
 }
 
 // One source matrix as f32: [k][index], index the row of A or the column of B.
+template <int N>
 struct Matrix {
-  alignas(64) float value[128][32];
+  alignas(64) float value[128][N];
   u32 defined;  // per index
 
-  // Lane l holds index l % n and a run of consecutive k. The 8-bit operands of the 16x16x128 and
+  // Lane l holds index l % N and a run of consecutive k. The 8-bit operands of the 16x16x128 and
   // 32x32x64 forms come as two runs of 16, half of K apart.
-  void load(Wave &w, const Operand &o, Format format, int n, int depth, bool two_runs) {
+  void load(Wave &w, const Operand &o, Format format, int depth, bool two_runs) {
     switch (format) {
-      case F32: return load<F32>(w, o, n, depth, two_runs);
-      case F16: return load<F16>(w, o, n, depth, two_runs);
-      case BF16: return load<BF16>(w, o, n, depth, two_runs);
-      case FP8: return load<FP8>(w, o, n, depth, two_runs);
-      case BF8: return load<BF8>(w, o, n, depth, two_runs);
-      case FP6: return load<FP6>(w, o, n, depth, two_runs);
-      case BF6: return load<BF6>(w, o, n, depth, two_runs);
-      case FP4: return load<FP4>(w, o, n, depth, two_runs);
-      case I8: return load<I8>(w, o, n, depth, two_runs);
+      case F32: return load<F32>(w, o, depth, two_runs);
+      case F16: return load<F16>(w, o, depth, two_runs);
+      case BF16: return load<BF16>(w, o, depth, two_runs);
+      case FP8: return load<FP8>(w, o, depth, two_runs);
+      case BF8: return load<BF8>(w, o, depth, two_runs);
+      case FP6: return load<FP6>(w, o, depth, two_runs);
+      case BF6: return load<BF6>(w, o, depth, two_runs);
+      case FP4: return load<FP4>(w, o, depth, two_runs);
+      case I8: return load<I8>(w, o, depth, two_runs);
     }
   }
 
  private:
   template <Format f>
-  void load(Wave &w, const Operand &o, int n, int depth, bool two_runs) {
+  void load(Wave &w, const Operand &o, int depth, bool two_runs) {
     constexpr int width = bits_of(f);
-    const int groups = kLanes / n, per_lane = depth / groups;
+    constexpr int groups = kLanes / N;
+    const int per_lane = depth / groups;
     constexpr u32 mask = width == 32 ? ~0u : (1u << width) - 1;
     const int registers = per_lane * width / 32;
     u64 lanes = ~0ull;
     for (int r = 0; r < registers; r++) lanes &= w.defined[w.row_index(o, r)];
-    defined = 0;
-    for (int i = 0; i < n; i++) {
-      bool all = true;
-      for (int g = 0; g < groups; g++) all = all && bit(lanes, i + g * n);
-      defined |= static_cast<u32>(all) << i;
-    }
+    u32 all = static_cast<u32>(lanes & lanes >> 32);
+    if (N == 16) all &= all >> 16;
+    defined = N == 16 ? all & 0xffff : all;
     for (int e = 0; e < per_lane; e++) {
       const int at = e * width, shift = at % 32;
       const u32 *low = w.row(o, at / 32);
       const u32 *high = shift + width > 32 ? w.row(o, at / 32 + 1) : low;
       for (int g = 0; g < groups; g++) {
         const int k = two_runs ? (e < 16 ? 0 : depth / 2) + 16 * g + (e & 15) : g * per_lane + e;
-        for (int i = 0; i < n; i++) {
-          const int l = g * n + i;
-          const u64 both = low[l] | static_cast<u64>(high[l]) << 32;
-          value[k][i] = element<f>(static_cast<u32>(both >> shift) & mask);
+        for (int i = 0; i < N; i++) {
+          u64 x = low[g * N + i];
+          if (32 % width) x |= static_cast<u64>(high[g * N + i]) << 32;
+          value[k][i] = element<f>(static_cast<u32>(x >> shift) & mask);
         }
       }
     }
   }
 };
 
-// Row and column of the result held in register r of lane l.
-int row_of(int n, int r, int l) {
+// Row of the result held in register r of lane l; the column is l % n.
+constexpr int row_of(int n, int r, int l) {
   return n == 16 ? 4 * (l / 16) + r : 8 * (r / 4) + 4 * (l / 32) + (r & 3);
 }
 
+using Vector = float __attribute__((vector_size(32)));
+
+inline Vector fused(Vector x, Vector y, Vector z) {
+#ifdef __FMA__
+  return _mm256_fmadd_ps(x, y, z);
+#else
+  for (int j = 0; j < 8; j++) z[j] = std::fma(x[j], y[j], z[j]);
+  return z;
+#endif
+}
+
+// sum += A B over k in [first, last), k ascending. Several rows at a time, for the sums of one row
+// wait for each other.
 template <int N>
-void multiply(const Matrix &a, const Matrix &b, int depth, float (*sum)[N]) {
-  for (int i = 0; i < N; i++) {
-    float row[N];
-    std::memcpy(row, sum[i], sizeof row);
-    for (int k = 0; k < depth; k++) {
-      const float x = a.value[k][i];
-      const float *y = b.value[k];
-      for (int j = 0; j < N; j++) row[j] = std::fma(x, y[j], row[j]);
+void multiply(const Matrix<N> &a, const Matrix<N> &b, int first, int last, float (*sum)[N]) {
+  constexpr int kRows = 64 / N, kVectors = N / 8;
+  for (int i = 0; i < N; i += kRows) {
+    Vector rows[kRows][kVectors];
+    std::memcpy(rows, sum[i], sizeof rows);
+    for (int k = first; k < last; k++) {
+      const Vector *y = reinterpret_cast<const Vector *>(b.value[k]);
+      for (int r = 0; r < kRows; r++) {
+        const float x = a.value[k][i + r];
+        for (int v = 0; v < kVectors; v++)
+          rows[r][v] = fused(Vector{x, x, x, x, x, x, x, x}, y[v], rows[r][v]);
+      }
     }
-    std::memcpy(sum[i], row, sizeof row);
+    std::memcpy(sum[i], rows, sizeof rows);
   }
 }
 
@@ -122,27 +141,26 @@ struct Scales {
 };
 
 template <int N>
-void multiply_scaled(const Matrix &a, const Matrix &b, int depth, const Scales &scales,
+void multiply_scaled(const Matrix<N> &a, const Matrix<N> &b, int depth, const Scales &scales,
                      float (*sum)[N]) {
-  for (int i = 0; i < N; i++)
-    for (int block = 0; block < depth / 32; block++) {
-      float part[N] = {};
-      for (int k = 32 * block; k < 32 * block + 32; k++)
-        for (int j = 0; j < N; j++) part[j] = std::fma(a.value[k][i], b.value[k][j], part[j]);
+  for (int block = 0; block < depth / 32; block++) {
+    alignas(64) float part[N][N] = {};
+    multiply<N>(a, b, 32 * block, 32 * block + 32, part);
+    for (int i = 0; i < N; i++)
       for (int j = 0; j < N; j++)
-        sum[i][j] += part[j] * (scales.a[i][block] * scales.b[j][block]);
-    }
+        sum[i][j] += part[i][j] * (scales.a[i][block] * scales.b[j][block]);
+  }
 }
 
-void write_result(Wave &w, const Inst &I, int n, const Matrix &a, const Matrix &b, u64 c_defined[],
+template <int N>
+void write_result(Wave &w, const Inst &I, const Matrix<N> &a, const Matrix<N> &b, u64 c_defined[],
                   u32 (*result)[kLanes]) {
-  const int registers = n * n / kLanes;
-  for (int r = 0; r < registers; r++) {
+  for (int r = 0; r < N * N / kLanes; r++) {
     std::memcpy(w.row(I.dst[0], r), result[r], sizeof(Lanes));
     u64 defined = c_defined[r];
-    if (~(a.defined & b.defined) & ((1ull << n) - 1))
+    if (~(a.defined & b.defined) & ((1ull << N) - 1))
       FOR_LANES(l)
-        if (!bit(a.defined, row_of(n, r, l)) || !bit(b.defined, l % n)) defined &= ~(1ull << l);
+        if (!bit(a.defined, row_of(N, r, l)) || !bit(b.defined, l % N)) defined &= ~(1ull << l);
     const u32 row = w.row_index(I.dst[0], r);
     w.defined[row] = defined;
     if (~defined) w.origin[row] = I.pc;
@@ -153,9 +171,9 @@ bool in_registers(const Operand &o) { return o.kind == VGPR || o.kind == AGPR; }
 
 template <int N>
 void mfma(Wave &w, const Inst &I, int depth, Format fa, Format fb, bool scaled, bool wide) {
-  static Matrix a, b;  // one machine runs at a time
-  a.load(w, I.src[0], fa, N, depth, wide && bits_of(fa) == 8);
-  b.load(w, I.src[1], fb, N, depth, wide && bits_of(fb) == 8);
+  Matrix<N> a, b;
+  a.load(w, I.src[0], fa, depth, wide && bits_of(fa) == 8);
+  b.load(w, I.src[1], fb, depth, wide && bits_of(fb) == 8);
   constexpr int kRegisters = N * N / kLanes;
   alignas(64) u32 result[kRegisters][kLanes];
   u64 c_defined[kRegisters];
@@ -178,20 +196,20 @@ void mfma(Wave &w, const Inst &I, int depth, Format fa, Format fb, bool scaled, 
         result[r][l] += static_cast<u32>(sum);
       }
   } else {
-    alignas(64) static float sum[N][N];
+    alignas(64) float sum[N][N];
     for (int r = 0; r < kRegisters; r++)
-      FOR_LANES(l) sum[row_of(N, r, l)][l % N] = as_f32(result[r][l]);
+      for (int l = 0; l < kLanes; l += N) std::memcpy(sum[row_of(N, r, l)], &result[r][l], 4 * N);
     if (scaled) {
       Scales scales;
       scales.load(w, I, N);
       multiply_scaled<N>(a, b, depth, scales, sum);
     } else {
-      multiply<N>(a, b, depth, sum);
+      multiply<N>(a, b, 0, depth, sum);
     }
     for (int r = 0; r < kRegisters; r++)
-      FOR_LANES(l) result[r][l] = bits(sum[row_of(N, r, l)][l % N]);
+      for (int l = 0; l < kLanes; l += N) std::memcpy(&result[r][l], sum[row_of(N, r, l)], 4 * N);
   }
-  write_result(w, I, N, a, b, c_defined, result);
+  write_result<N>(w, I, a, b, c_defined, result);
 }
 
 Format low_precision(u32 code) {

@@ -106,7 +106,7 @@ static void shift64(Wave &w, const Inst &I, F f, G filled) {
   w.scc_defined = known == ~0ull;
   write_scalar64(w, to, r);
   if (to.kind != SGPR) return;
-  if (to.reg == EXEC_REG && !w.scc_defined && w.machine->options.poison)
+  if (to.reg == EXEC_REG && !w.scc_defined && w.shard->options.poison)
     fail("uninitialized", "a never-written value decides which lanes run");
   w.s_defined[to.reg] = static_cast<u32>(known);
   w.s_defined[to.reg + 1] = known >> 32;
@@ -252,7 +252,7 @@ static void jump(Wave &w, const Inst &I) {
   w.pc = I.target;
 }
 static void check_condition(Wave &w, bool defined) {
-  if (w.machine->options.poison && !defined)
+  if (w.shard->options.poison && !defined)
     fail("uninitialized", "a never-written value decides a branch");
 }
 OPCODE(s_branch, OWN, 0) { jump(w, I); }

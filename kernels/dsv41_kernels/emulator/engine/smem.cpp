@@ -14,13 +14,10 @@ void perform_scalar_load(Wave &w, Access &access) {
   const u32 in_range = access.data[0][0];  // bytes; the rest of a buffer load is 0
   u32 value[16] = {};
   w.group->cu->path.read_scalar(address, in_range, reinterpret_cast<u8 *>(value));
-  const Range *range = in_range ? w.machine->allocations.find(address, in_range) : nullptr;
   for (u32 k = 0; k < to.count; k++) {
     write_scalar32(w, {SGPR, 0, static_cast<u16>(to.reg + k), 1, 0, 0, 0}, value[k]);
-    bool known = true;
-    if (range && range->written && 4 * k < in_range)
-      for (u32 b = 0; b < 4; b++) known = known && range->written[address - range->base + 4 * k + b];
-    set_known(w, to, k, known || !w.machine->options.poison);
+    const bool known = 4 * k >= in_range || w.shard->memory.was_written(address + 4 * k, 4);
+    set_known(w, to, k, known || !w.shard->options.poison);
   }
 }
 
@@ -33,10 +30,10 @@ i64 offset_of(Wave &w, const Inst &I, const char *what) {
 }
 
 void issue_scalar(Wave &w, const Inst &I, u64 address, u32 in_range) {
-  if (in_range && !w.machine->allocations.find(address, in_range))
+  if (in_range && !w.shard->memory.find(address, in_range))
     fail("out-of-bounds", "scalar load of %u bytes at 0x%llx is in no registered allocation",
          in_range, static_cast<unsigned long long>(address));
-  Access *access = w.machine->new_access(w, I);
+  Access *access = w.shard->new_access(w, I);
   access->scalar = true;
   access->address[0] = address;
   access->data[0][0] = in_range;
@@ -63,10 +60,10 @@ void buffer_load(Wave &w, const Inst &I) {
 }
 
 void clock(Wave &w, const Inst &I) {
-  write_scalar64(w, I.dst[0], w.machine->executed);
+  write_scalar64(w, I.dst[0], w.shard->executed);
   set_known(w, I.dst[0], 0, true);
   set_known(w, I.dst[0], 1, true);
-  Access *access = w.machine->new_access(w, I);
+  Access *access = w.shard->new_access(w, I);
   access->scalar = access->performed = true;
   issue(w, access, LGKM);
 }

@@ -10,7 +10,7 @@ enum class Space { GLOBAL, FLAT, SCRATCH, BUFFER };
 enum class Into { WHOLE, LOW, HIGH };
 
 [[noreturn]] void fail_bounds(const Wave &w, u64 address, u32 size, int lane, const char *what) {
-  const Range *near = w.machine->allocations.nearest(address);
+  const Range *near = w.shard->memory.nearest(address);
   fail("out-of-bounds",
        "%s of %u bytes at 0x%llx (lane %d) is in no registered allocation; the nearest is "
        "[0x%llx, 0x%llx)%s",
@@ -107,7 +107,6 @@ void compute_addresses(Wave &w, const Inst &I, const Operands &at, Access &acces
 
 // Checks every lane against the registered allocations and finds the span of all.
 void check_allocations(Wave &w, Access &access, bool writes, const char *what) {
-  const Allocations &allocations = w.machine->allocations;
   u64 touched = 0;
   access.low = ~0ull;
   access.high = 0;
@@ -115,7 +114,7 @@ void check_allocations(Wave &w, Access &access, bool writes, const char *what) {
     const u32 size = access.in_range[l];
     if (!size) return;
     const u64 address = access.address[l];
-    const Range *range = allocations.find(address, size);
+    const Range *range = w.shard->memory.find(address, size);
     if (!range || (writes && range->read_only)) fail_bounds(w, address, size, l, what);
     if (range->uncached) access.scope = Scope::SYSTEM;
     access.low = std::min(access.low, address);
@@ -128,7 +127,7 @@ void check_allocations(Wave &w, Access &access, bool writes, const char *what) {
 template <Space S>
 Access *new_vector_access(Wave &w, const Inst &I, u32 size, const Operands &at, bool writes,
                           const char *what) {
-  Access *access = w.machine->new_access(w, I);
+  Access *access = w.shard->new_access(w, I);
   access->size = static_cast<u8>(size);
   access->scope = scope_of(I.flags);
   access->flat = S == Space::FLAT;
@@ -139,18 +138,6 @@ Access *new_vector_access(Wave &w, const Inst &I, u32 size, const Operands &at, 
 template <Space S>
 void queue(Wave &w, Access *access) {
   issue(w, access, S == Space::FLAT ? VM | LGKM : VM);
-}
-
-bool was_written(const Wave &w, u64 address, u32 size) {
-  const Range *range = w.machine->allocations.find(address, size);
-  if (!range || !range->written) return true;
-  for (u32 i = 0; i < size; i++)
-    if (!range->written[address - range->base + i]) return false;
-  return true;
-}
-void mark_written(const Wave &w, u64 address, u32 size) {
-  const Range *range = w.machine->allocations.find(address, size);
-  if (range && range->written) std::memset(range->written + (address - range->base), 1, size);
 }
 
 // Reads every lane's bytes and calls f(lane, bytes, all written); out of range reads as 0.
@@ -170,7 +157,7 @@ void read_lanes(Wave &w, Access &access, F f) {
   });
   path.load(whole, access.address, size, access.scope, access.inst->flags & NT,
             [&](int l, const u8 *bytes) {
-              f(l, bytes, was_written(w, access.address[l], size));
+              f(l, bytes, w.shard->memory.was_written(access.address[l], size));
             });
 }
 
@@ -219,7 +206,7 @@ void perform_load_to_lds(Wave &w, Access &access) {
 template <Space S, int Size>
 void load_to_lds(Wave &w, const Inst &I) {
   Access *access = new_vector_access<S>(w, I, Size, operands<S>(I, false), false, "load");
-  if (w.machine->options.poison && w.s_defined[M0_REG] != ~0u)
+  if (w.shard->options.poison && w.s_defined[M0_REG] != ~0u)
     fail("uninitialized", "a load to LDS uses M0, which was never written");
   const u32 base = (w.s[M0_REG] & 0x3ffff) + static_cast<u32>(I.offset);
   FOR_LANES(l) access->data[0][l] = base + static_cast<u32>(l) * std::max(Size, 4);
@@ -278,7 +265,7 @@ void perform_store(Wave &w, Access &access) {
     u32 value[4];
     store_value<Size, Shift>(access, l, value);
     path.write(access.address[l], reinterpret_cast<u8 *>(value), access.in_range[l], access.scope);
-    mark_written(w, access.address[l], access.in_range[l]);
+    w.shard->memory.mark_written(access.address[l], access.in_range[l]);
   });
 }
 
@@ -321,15 +308,15 @@ void perform_atomic(Wave &w, Access &access) {
     };
     T old;
     const u64 address = access.address[l];
-    const bool known = was_written(w, address, sizeof old);
+    const bool known = w.shard->memory.was_written(address, sizeof old);
     path.read(address, sizeof old, access.scope, reinterpret_cast<u8 *>(&old));
-    if (!known && Op != Rmw::SWAP && w.machine->options.poison)
+    if (!known && Op != Rmw::SWAP && w.shard->options.poison)
       fail("uninitialized", "an atomic reads 0x%llx (lane %d), which was never written",
            static_cast<unsigned long long>(address), l);
     defined |= static_cast<u64>(known) << l;
     const T next = apply<T>(Op, old, operand(0), operand(Op == Rmw::CMPSWAP ? kDwords : 0));
     path.write(address, reinterpret_cast<const u8 *>(&next), sizeof next, access.scope);
-    mark_written(w, address, sizeof next);
+    w.shard->memory.mark_written(address, sizeof next);
     if (!I.ndst) return;
     for (int k = 0; k < kDwords; k++)
       w.row(I.dst[0], k)[l] = static_cast<u32>(static_cast<u64>(old) >> (32 * k));
@@ -354,12 +341,13 @@ void atomic(Wave &w, const Inst &I) {
 
 // ---- Cache control --------------------------------------------------------------------------------
 
-void cache_operation(Wave &w, const Inst &I, void (*perform)(Wave &, Access &)) {
-  Access *access = w.machine->new_access(w, I);
+void cache_operation(Wave &w, const Inst &I, bool stores, void (*perform)(Wave &, Access &)) {
+  Access *access = w.shard->new_access(w, I);
   access->lanes = 0;
   access->scope = scope_of(I.flags);
   access->order = Order::FENCED;
   access->cache_op = true;
+  access->stores = stores;
   access->perform = perform;
   issue(w, access, VM);
 }
@@ -367,12 +355,12 @@ void cache_operation(Wave &w, const Inst &I, void (*perform)(Wave &, Access &)) 
 }  // namespace
 
 OPCODE(buffer_inv, OWN, MEMORY) {
-  cache_operation(w, I, [](Wave &wave, Access &access) {
+  cache_operation(w, I, false, [](Wave &wave, Access &access) {
     wave.group->cu->path.invalidate(access.scope);
   });
 }
 OPCODE(buffer_wbl2, OWN, MEMORY) {
-  cache_operation(w, I, [](Wave &wave, Access &access) {
+  cache_operation(w, I, true, [](Wave &wave, Access &access) {
     wave.group->cu->path.write_back(access.scope);
   });
 }

@@ -24,24 +24,34 @@ bool may_perform(const std::vector<Access *> &queue, size_t i) {
 
 bool is_lds(const Access &access) { return !access.scalar && !access.flat; }
 
-void perform(Wave &w, Access &access) {
-  w.machine->current = access.inst;
-  w.machine->current_wave = &w;
-  access.performed = true;
-  access.perform(w, access);
+// Performs an access, or has it performed when the epoch ends if other shards could see it.
+void perform_or_defer(Wave &w, Access &access) {
+  if (access.stores && w.group->cu->path.reaches_memory(access.scope)) {
+    access.deferred = true;
+    w.shard->deferred.push_back({&w, &access});
+  } else {
+    perform(w, access);
+  }
 }
 
-// Performs one of queue[0, covered), if any can; false if all there have been performed.
+// Performs one of queue[0, covered); false if none there can be now.
 bool perform_any(Wave &w, std::vector<Access *> &queue, size_t covered, bool in_order) {
   if (!covered) return false;
-  const size_t start = in_order ? 0 : w.machine->random.below(static_cast<u32>(covered));
+  const size_t start = in_order ? 0 : w.shard->random.below(static_cast<u32>(covered));
   for (size_t k = 0; k < covered; k++) {
     const size_t i = (start + k) % covered;
-    if (queue[i]->performed || !(in_order || may_perform(queue, i))) continue;
-    perform(w, *queue[i]);
+    Access &access = *queue[i];
+    if (access.performed) continue;
+    if (in_order && access.deferred) return false;
+    if (access.deferred || !(in_order || may_perform(queue, i))) continue;
+    perform_or_defer(w, access);
     return true;
   }
   return false;
+}
+
+bool all_performed(const std::vector<Access *> &queue, size_t covered) {
+  return std::all_of(queue.begin(), queue.begin() + covered, [](Access *a) { return a->performed; });
 }
 
 template <class F>
@@ -62,7 +72,7 @@ void retire(Wave &w, Access *access, Counter counter) {
   if (access->unretired) return;
   if (access->lds_dma) lds_write_ends(w, *access);
   each_result(w, *access->inst, [](u8 &pending) { pending--; });
-  w.machine->recycle(access);
+  w.shard->recycle(access);
 }
 
 void retire_prefix(Wave &w, std::vector<Access *> &queue, size_t covered, Counter counter) {
@@ -70,11 +80,12 @@ void retire_prefix(Wave &w, std::vector<Access *> &queue, size_t covered, Counte
   queue.erase(queue.begin(), queue.begin() + covered);
 }
 
-// Whether to let other waves run between two completions, long enough to act on seeing one only.
+// Whether to let other waves run between two completions, long enough to act on seeing one only:
+// another shard needs a few epochs, each some turns long.
 bool interleave(Wave &w, bool stores) {
-  Random &random = w.machine->random;
-  if (!random.one_in(stores ? 2 : 16)) return false;
-  w.hold = random.below(stores ? 32 : 4);
+  Random &random = w.shard->random;
+  if (!random.one_in(stores ? 2 : 8)) return false;
+  w.hold = random.below(1u << (random.below(6) + (stores ? 4 : 2)));
   return true;
 }
 
@@ -88,6 +99,7 @@ bool settle_vm(Wave &w, size_t left) {
       std::any_of(w.vm.begin(), w.vm.begin() + covered, [](Access *a) { return a->stores; });
   while (perform_any(w, w.vm, covered, false))
     if (interleave(w, stores)) return false;
+  if (!all_performed(w.vm, covered)) return false;
   retire_prefix(w, w.vm, covered, VM);
   return true;
 }
@@ -118,6 +130,7 @@ bool settle_lgkm(Wave &w, size_t left) {
   }
   while (perform_any(w, w.lgkm, covered, true)) {
   }
+  if (!all_performed(w.lgkm, covered)) return false;
   retire_prefix(w, w.lgkm, covered, LGKM);
   return true;
 }
@@ -156,6 +169,13 @@ void check_range(Wave &w, const RegisterRange &range, bool writes) {
 
 }  // namespace
 
+void perform(Wave &w, Access &access) {
+  w.shard->current = access.inst;
+  w.shard->current_wave = &w;
+  access.performed = true;
+  access.perform(w, access);
+}
+
 void issue(Wave &w, Access *access, u8 counters) {
   access->unretired = counters;
   each_result(w, *access->inst, [&](u8 &pending) {
@@ -165,8 +185,8 @@ void issue(Wave &w, Access *access, u8 counters) {
   if (counters & LGKM) w.lgkm.push_back(access);
   if (access->performed) return;
   if (!is_lds(*access) || (counters & VM)) {
-    if (!w.machine->random.one_in(4)) return;
-    if (access->scalar || may_perform(w.vm, w.vm.size() - 1)) perform(w, *access);
+    if (!w.shard->random.one_in(4)) return;
+    if (access->scalar || may_perform(w.vm, w.vm.size() - 1)) perform_or_defer(w, *access);
   }
 }
 
