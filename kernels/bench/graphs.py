@@ -11,10 +11,13 @@ Call = Callable[[], Any]
 
 
 class Graph:
-    """One captured round of calls on a stream of its own; outputs stay alive, so they rotate."""
+    """One captured round of calls on a stream of its own.
+
+    What the calls read and write stays alive: a replay uses it, and outputs must rotate too.
+    """
 
     def __init__(self, calls: list[Call]) -> None:
-        self.calls = len(calls)
+        self.calls = calls
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self.stream):
             for call in calls:
@@ -33,4 +36,4 @@ class Graph:
             self.graph.replay()
             end.record()
         end.synchronize()
-        return float(start.elapsed_time(end)) * 1e3 / self.calls
+        return float(start.elapsed_time(end)) * 1e3 / len(self.calls)

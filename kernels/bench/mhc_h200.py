@@ -4,11 +4,12 @@ One call does everything: it checks every form, output and token count against t
 reference on the GPU, then times all implementations interleaved under CUDA-graph replay, with
 inputs rotated past the L2, and writes CSV, environment and plot.
 
-    python bench/mhc_h200.py --out bench/results/h200 [--aiter-kernel FILE]
+    python bench/mhc_h200.py --out bench/results/h200 [--aiter-kernel FILE] [--peers vllm sglang]
 
 Needs torch with CUDA, triton and matplotlib; no network. ``--aiter-kernel`` names aiter's
-``_triton_kernels/fusions/mhc_fused_post_pre_delayed_rmsnorm.py`` (MIT), the best public seam
-kernel that runs on this chip; without it that peer is left out.
+``_triton_kernels/fusions/mhc_fused_post_pre_delayed_rmsnorm.py`` (MIT); ``--peers`` names installed
+packages whose own seam kernels are timed too (Apache-2.0). Each public peer must agree with the
+reference at every token count before it is timed.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 
-from dsv41_kernels.reference.interface import FORMS, OUTPUTS  # noqa: E402
+from dsv41_kernels.reference.interface import FORMS, OUTPUTS, MhcOutputs  # noqa: E402
+from dsv41_kernels.reference.mhc import mhc_seam, post_mix  # noqa: E402
 from dsv41_kernels.triton import mega_mhc  # noqa: E402
 from graphs import Call, Graph  # noqa: E402
 from mhc_cases import assert_seam, seam_inputs  # noqa: E402
-from peers import AiterSeam, eager_seam  # noqa: E402
+from peers import PACKAGES, AiterSeam, Peer, PeerError, eager_seam  # noqa: E402
 
 HIDDEN = 5120
 TOKENS = (1, 4, 32, 64, 384, 1024, 2048, 4096, 4160, 8192, 16384)
@@ -93,8 +95,9 @@ def check_cases() -> list[tuple[int, str, str, dict[str, int]]]:
     cases: list[tuple[int, str, str, dict[str, int]]]
     cases = [(t, f, o, {}) for t in (1, 17, 64, 257) for f in FORMS for o in OUTPUTS]
     cases += [(t, "post", "mxfp8", {}) for t in (0, 4, 15, 16, 32, 1024, 4160, 8192)]
+    cases += [(1000, f, o, {}) for f in FORMS for o in OUTPUTS]
     # SPIN 0 hands every share off but the last arriver's; SPIN 1 races the two ways to finish.
-    cases += [(257, "post", "mxfp8", {"SPIN": spin}) for spin in (0, 1)]
+    cases += [(t, "post", "mxfp8", {"SPIN": spin}) for t in (257, 1000) for spin in (0, 1)]
     return cases
 
 
@@ -117,8 +120,44 @@ def check(cases: list[tuple[int, str, str, dict[str, int]]], device: str) -> lis
     return lines
 
 
+def peer_errors(name: str, got: MhcOutputs, a: dict[str, Any]) -> dict[str, float]:
+    """Largest absolute errors of a peer's post seam, judged on its own residual in float64.
+
+    Tolerances are those of our kernel but for the gates' (rtol 1e-3, atol 5e-3): peers project in
+    TF32, or from a residual not yet rounded.
+
+    Raises:
+        PeerError: an output is further off.
+    """
+    mixed = post_mix(a["R"], a["y"], a["post"], a["comb"], torch.float64)
+    later = a | {"R": got.residual, "y": None, "post": None, "comb": None}
+    want = mhc_seam(**later, form="no_post", compute=torch.float64)._replace(residual=mixed)
+    tolerances = {"residual": (1.6e-2, 1e-5), "norm": (1e-2, 2e-2)}
+    errors = {}
+    for output in ("residual", "norm", "pre", "post", "comb"):
+        rtol, atol = tolerances.get(output, (1e-3, 5e-3))
+        mine, rule = getattr(got, output).double(), getattr(want, output).double()
+        errors[output] = float((mine - rule).abs().max())
+        if not torch.allclose(mine, rule, rtol=rtol, atol=atol):
+            raise PeerError(
+                f"the peer {name} is off by {errors[output]:.3g} in {output} at T={len(mine)}; "
+                "it does not compute this seam, so it is not timed: leave it out"
+            )
+    return errors
+
+
+def check_peers(
+    peers: list[Peer], groups: dict[str, list[Call]], sets: list[dict[str, Any]], tokens: int
+) -> None:
+    """Keep every peer's largest errors in its ``about``; PeerError if one is wrong."""
+    for peer in peers:
+        got = MhcOutputs(*groups[f"{peer.name}/bf16"][0]())
+        errors = peer_errors(peer.name, got, sets[0])
+        peer.about.setdefault("largest_errors", {})[tokens] = errors
+
+
 def implementations(
-    sets: list[dict[str, Any]], aiter: AiterSeam | None, tokens: int
+    sets: list[dict[str, Any]], peers: list[Peer], tokens: int
 ) -> dict[str, list[Call]]:
     """Calls by implementation; every one computes the whole seam, norm included."""
     torch._dynamo.reset()  # a function compiled for many shapes would run into a limit
@@ -128,27 +167,36 @@ def implementations(
         calls[f"mega_mhc/{out}"] = [partial(mega_mhc, **a, out=out) for a in sets]
     calls["torch eager/bf16"] = [partial(eager_seam, **a) for a in sets]
     calls["torch.compile/bf16"] = [partial(compiled, **a) for a in sets]
-    if aiter is not None:
-        best = aiter.tune(sets, tokens)
-        calls["aiter triton/bf16"] = [partial(aiter, a, best) for a in sets]
+    for peer in peers:
+        calls[f"{peer.name}/bf16"] = peer.calls(sets, tokens)
     return calls
 
 
-def warm_up(tokens: int, options: argparse.Namespace, device: str) -> None:
+def public_peers(options: argparse.Namespace) -> list[Peer]:
+    """The public seams asked for; PeerError where one cannot be used."""
+    peers: list[Peer] = [PACKAGES[name]() for name in options.peers]
+    if options.aiter_kernel:
+        peers.insert(0, AiterSeam(options.aiter_kernel))
+    return peers
+
+
+def warm_up(tokens: int, options: argparse.Namespace, peers: list[Peer], device: str) -> None:
     """Compile what one token count and a share of the checks need (run in a process of its own)."""
     index, count = options.tokens.index(tokens), len(options.tokens)
     check(check_cases()[index::count], device)
     sets = input_sets(tokens, device)[:2]
-    aiter = AiterSeam(options.aiter_kernel) if options.aiter_kernel else None
-    for calls in implementations(sets, aiter, tokens).values():
+    groups = implementations(sets, peers, tokens)
+    for calls in groups.values():
         calls[0]()
+    check_peers(peers, groups, sets, tokens)
     torch.cuda.synchronize()
 
 
-def measure(tokens: int, rounds: int, aiter: AiterSeam | None, device: str) -> list[dict[str, Any]]:
+def measure(tokens: int, rounds: int, peers: list[Peer], device: str) -> list[dict[str, Any]]:
     """Rows of one token count: median, spread and share of the measured copy ceiling."""
     sets = input_sets(tokens, device)
-    groups = implementations(sets, aiter, tokens)
+    groups = implementations(sets, peers, tokens)
+    check_peers(peers, groups, sets, tokens)
     graphs = {name: Graph(calls) for name, calls in groups.items()}
     graphs["copy"] = Graph(copy_calls(seam_bytes(tokens, "bf16"), device))
     times: dict[str, list[float]] = {name: [] for name in graphs}
@@ -197,7 +245,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "python": platform.python_version(),
-        "command": "python " + " ".join(["bench/mhc_h200.py", *sys.argv[1:]]),
+        "command": " ".join(["python bench/mhc_h200.py", *(Path(a).name for a in sys.argv[1:])]),
         "published": "MI355X figures in the plot and table are the seed's, not measured here",
     }
 
@@ -249,21 +297,11 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
     os.replace(temporary, path)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for CSV, JSON and plot")
-    parser.add_argument("--aiter-kernel", type=Path, help="aiter's Triton seam, one file")
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
-    parser.add_argument("--rounds", type=int, default=30, help="timed replays of each graph")
-    parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        print("mhc_h200.py needs a Hopper GPU (sm_90); none is visible here", file=sys.stderr)
-        return 2
+def run(options: argparse.Namespace, peers: list[Peer], device: str) -> int:
+    """Warm up in processes of their own, check, time, write; returns the exit status."""
     options.out.mkdir(parents=True, exist_ok=True)
-    device = "cuda"
     if options.warm is not None:
-        warm_up(options.warm, options, device)
+        warm_up(options.warm, options, peers, device)
         return 0
     record = environment()
     workers = [
@@ -275,10 +313,9 @@ def main() -> int:
         return 1
     record["checked"] = check(check_cases(), device)
     print(f"checked {len(record['checked'])} cases against float64", flush=True)
-    aiter = AiterSeam(options.aiter_kernel) if options.aiter_kernel else None
     rows: list[dict[str, Any]] = []
     for tokens in options.tokens:
-        rows += measure(tokens, options.rounds, aiter, device)
+        rows += measure(tokens, options.rounds, peers, device)
         torch.cuda.empty_cache()
         for row in rows:
             if row["tokens"] == tokens:
@@ -289,11 +326,31 @@ def main() -> int:
                     flush=True,
                 )
         write_csv(options.out / "mhc.csv", rows)
-    if aiter is not None:
-        record["aiter_configs"] = aiter.chosen
+    record["peers"] = {peer.name: peer.about for peer in peers}
     write(options.out / "environment.json", json.dumps(record, indent=1) + "\n")
     plot(options.out / "mhc.png", rows)
     return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for CSV, JSON and plot")
+    parser.add_argument("--aiter-kernel", type=Path, help="aiter's Triton seam, one file")
+    parser.add_argument(
+        "--peers", nargs="+", choices=PACKAGES, default=[], help="installed packages to time too"
+    )
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
+    parser.add_argument("--rounds", type=int, default=30, help="timed replays of each graph")
+    parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        print("mhc_h200.py needs a Hopper GPU (sm_90); none is visible here", file=sys.stderr)
+        return 2
+    try:
+        return run(options, public_peers(options), "cuda")
+    except PeerError as error:
+        print(error, file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from .kernel import mega_mhc_kernel
 from .policy import MhcConfig, choose, override
 
 _PART_COLS = 32
-_PACKED_ROWS = 48
 
 
 class _Scratch(NamedTuple):
@@ -34,8 +33,8 @@ class _Scratch(NamedTuple):
     Attributes:
         part: float32 [blocks, NUM_KSPLIT, BLOCK_M, 32], partial gate projections.
         px: float32 [blocks, NUM_KSPLIT, BLOCK_M], partial sums of x1**2.
-        counters: int64 [blocks], arrivals and open hand-offs.
-        flags: int64 [blocks, NUM_KSPLIT], which shares are handed off.
+        counters: int64 [blocks], events and open hand-offs.
+        flags: int32 [blocks, NUM_KSPLIT], which shares are handed off.
     """
 
     part: Tensor
@@ -52,21 +51,19 @@ _outgrown: list[_Scratch] = []
 
 
 def pack_fn(fn: Tensor) -> Tensor:
-    """fn as bf16 hi + lo, in the row order of the tensor core's accumulator.
+    """fn as bf16 hi + lo, in the row order of the tensor cores' accumulator.
 
     Args:
         fn: float32 [24, 4H].
 
     Returns:
-        bf16 [48, 4H]. Columns: a run of 8 of each stream in turn. Rows: 16w + r and 16w + 8 + r
-        hold hi and lo of row 8w + r (r < 8), so that one thread's accumulators hold both and
-        their sum crosses no lane.
+        bf16 [48, 4H]: rows 16w + r and 16w + 8 + r hold hi and lo of row 8w + r (r < 8), so that
+        one thread's accumulators hold both and their sum crosses no lane.
     """
-    fn = fn.view(GATES, STREAMS, -1, 8).transpose(1, 2).flatten(1)
     hi = fn.to(torch.bfloat16)
     lo = (fn - hi.float()).to(torch.bfloat16)
     pair = torch.stack((hi.view(3, 8, -1), lo.view(3, 8, -1)), dim=1)
-    return pair.reshape(_PACKED_ROWS, -1).contiguous()
+    return pair.reshape(2 * GATES, -1).contiguous()
 
 
 def _capturing(device: torch.device) -> bool:
@@ -106,7 +103,7 @@ def _scratch_for(device: torch.device, blocks: int, config: MhcConfig) -> _Scrat
                 part=torch.empty(size, splits, tokens, _PART_COLS, device=device),
                 px=torch.empty(size, splits, tokens, device=device),
                 counters=torch.zeros(size, dtype=torch.int64, device=device),
-                flags=torch.zeros(size, splits, dtype=torch.int64, device=device),
+                flags=torch.zeros(size, splits, dtype=torch.int32, device=device),
             )
             _scratch[key] = held
     return held
@@ -201,24 +198,22 @@ def mega_mhc(
     blocks = cdiv(tokens, chosen.BLOCK_M)
     packed = _packed(fn)
     scratch = _scratch_for(R.device, blocks, chosen)
-    launch: dict[str, Any] = {"num_warps": chosen.NUM_WARPS, "num_stages": 1}
+    launch: dict[str, Any] = {"num_warps": chosen.NUM_WARPS}
     if chosen.MAX_REGS:
         launch["maxnreg"] = chosen.MAX_REGS
-    mega_mhc_kernel[(blocks * chosen.NUM_KSPLIT,)](
+    defer = min(chosen.DEFER, blocks)
+    mega_mhc_kernel[((blocks + defer) * chosen.NUM_KSPLIT,)](
         R, y, pre, post, comb, packed, scale, base, norm_w,
         outputs.residual, outputs.norm, outputs.grid, outputs.codes, outputs.scales,
         outputs.pre, outputs.post, outputs.comb,
         scratch.part, scratch.px, scratch.counters, scratch.flags,
-        tokens, params.rms_eps, params.norm_eps, params.pre_eps, params.sinkhorn_eps,
+        tokens, defer, params.rms_eps, params.norm_eps, params.pre_eps, params.sinkhorn_eps,
         params.post_mult,
-        H=hidden, BLOCK_M=chosen.BLOCK_M, TILE_K=chosen.TILE_K, S=chosen.NUM_KSPLIT,
+        H=hidden, BLOCK_M=chosen.BLOCK_M, S=chosen.NUM_KSPLIT,
         MIX=form == "post", IDENTITY=form == "identity_pre", OUT=out,
         ITERS=params.sinkhorn_iters, SPIN=chosen.SPIN, STREAM=chosen.STREAM,
-        STAGES=chosen.NUM_STAGES, WIDTH=min(chosen.FINISH_K, hidden // chosen.NUM_KSPLIT),
+        WARPS=chosen.NUM_WARPS, DEFERRED=chosen.DEFER > 0,
         TOKENS=max(chosen.GATE_TOKENS, next_power_of_2(cdiv(chosen.BLOCK_M, chosen.NUM_KSPLIT))),
         **launch,
     )  # fmt: skip
     return outputs
-
-
-assert GATES == _PACKED_ROWS // 2

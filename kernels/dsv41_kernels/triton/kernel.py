@@ -1,213 +1,377 @@
-"""The single-launch mega-mHC kernel for Hopper.
+"""The single-launch mega-mHC kernel for Hopper, in Gluon.
 
-Program (block, split) owns ``BLOCK_M`` tokens and ``H / NUM_KSPLIT`` columns of every stream. It
-mixes its columns, leaves its part of x1 in the norm buffer (it is still in the L2 when it is
-wanted again), adds its share of the gate projection on the tensor cores and publishes the partial
-sums. Every program that sees its block complete does its share of the finish: it normalises its
-own columns and computes the gates of a few of the tokens. One that waits too long hands its share
-to the last arriver, so no program ever waits on one that cannot run.
+Program (block, split) owns ``BLOCK_M`` tokens and ``COLS = H / NUM_KSPLIT`` columns of every
+stream, one tile. It copies the tile, y and its part of ``fn`` to shared memory, mixes it slab by
+slab in the wide layout, in which a warp reads and writes whole runs of a token's columns (runs of
+64 bytes take the memory twice as long), and leaves the mixed streams where the tensor cores read
+them for the gate projection. Then it publishes its partial sums.
+
+When a block is complete, its shares are finished: a share normalises one program's columns and
+computes the gates of a few tokens. In a small launch every program waits for its own block and
+keeps x1 in shared memory. In a large one (DEFERRED) nothing is waited for: x1 goes to the norm
+buffer, and a program finishes a share of an earlier block while its own tile is on its way. Either
+way one that polls too long hands its share to the last arriver of the block, so no program ever
+waits on one that cannot run.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
-# A block's 64-bit counter: arrivals since the scratch was made (never reset, so a graph replay
-# needs no clearing; 2**48 of them last for decades) and hand-offs now open.
+from .language import async_copy, barrier, constexpr_function, fence, gl, jit, mma, mma_wait
+
+# A block's 64-bit counter: events since the scratch was made and hand-offs now open. A launch adds
+# NUM_KSPLIT arrivals and as many finished shares, and no share finishes before the last arrival:
+# the count modulo twice NUM_KSPLIT tells whether the block is complete, and needs no clearing
+# between graph replays (2**48 events last for decades).
 HANDOFF = tl.constexpr(1 << 48)
-ARRIVALS = tl.constexpr((1 << 48) - 1)
+EVENTS = tl.constexpr((1 << 48) - 1)
 PART_COLS = tl.constexpr(32)  # 24 gates, the sum of squares, padding
 SUMSQ_COL = tl.constexpr(24)
-PACKED_ROWS = tl.constexpr(48)  # of fn, see host.pack_fn
 INV_448 = tl.constexpr(1.0 / 448.0)
 
 
-@triton.jit
-def _load_tile(R, Y, tok, valid, cols, H: tl.constexpr, MIX: tl.constexpr, HINT: tl.constexpr):
-    """The four streams and y of one [BLOCK_M, TILE_K] tile, bf16 (y repeats r0 without post)."""
-    at = R + tok[:, None] * (4 * H) + cols[None, :]
-    m = valid[:, None]
-    r0 = tl.load(at, mask=m, other=0.0, eviction_policy=HINT)
-    r1 = tl.load(at + H, mask=m, other=0.0, eviction_policy=HINT)
-    r2 = tl.load(at + 2 * H, mask=m, other=0.0, eviction_policy=HINT)
-    r3 = tl.load(at + 3 * H, mask=m, other=0.0, eviction_policy=HINT)
-    y = r0
-    if MIX:
-        y = tl.load(Y + tok[:, None] * H + cols[None, :], mask=m, other=0.0, eviction_policy=HINT)
-    return r0, r1, r2, r3, y
+@constexpr_function
+def slab_rows(warps: int, cols: int) -> int:
+    """Tokens of a slab: 8 columns of one token a thread."""
+    return warps * 256 // cols
 
 
-@triton.jit
-def _column(P, tok, valid, width: tl.constexpr, i: tl.constexpr):
-    return tl.load(P + tok * width + i, mask=valid, other=0.0)[:, None]
+@constexpr_function
+def wide_layout(warps: int, cols: int) -> Any:
+    """[slab, cols]: 16 bytes a lane along a token's columns."""
+    return gl.BlockedLayout([1, 8], [256 // cols, cols // 8], [warps, 1], [1, 0])
 
 
-@triton.jit
+@constexpr_function
+def carried_layout(warps: int, cols: int, width: int) -> Any:
+    """[slab, width]: every thread holds all carried gates of its token in ``wide_layout``."""
+    lanes = (cols // 8).bit_length() - 1
+    rows = slab_rows(warps, cols).bit_length() - 1
+    by_row = [[1 << i, 0] for i in range(rows)]
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1 << i] for i in range(width.bit_length() - 1)],
+        lane_bases=[[0, 0]] * lanes + by_row[: 5 - lanes],
+        warp_bases=by_row[5 - lanes :],
+        block_bases=[],
+        shape=[1 << rows, width],
+    )
+
+
+@constexpr_function
+def mma_layout(warps: int, tokens: int) -> Any:
+    """[64, tokens]: what the tensor cores accumulate, the tokens cut between the warpgroups."""
+    return gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, tokens * 4 // warps, 16])
+
+
+@constexpr_function
+def operand_layout(cols: int) -> Any:
+    """Shared [rows, cols] of bf16 as the tensor cores read it."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * cols), element_bitwidth=16, rank=2)
+
+
+@constexpr_function
+def px_layout(warps: int, tokens: int) -> Any:
+    """[splits, tokens]: a warp adds some splits of 16 tokens."""
+    over_tokens = min(warps, tokens // 16)
+    return gl.BlockedLayout([1, 4], [8, 4], [warps // over_tokens, over_tokens], [1, 0])
+
+
+@constexpr_function
+def part_layout(warps: int, tokens: int) -> Any:
+    """[splits, tokens, 32]: 16 bytes a lane, 128 bytes a token and split."""
+    lanes = min(tokens, 4)
+    over_tokens = min(warps, tokens // lanes)
+    return gl.BlockedLayout(
+        [1, 1, 4], [4 // lanes, lanes, 8], [warps // over_tokens, over_tokens, 1], [2, 1, 0]
+    )
+
+
+@constexpr_function
+def token_layout(warps: int) -> Any:
+    """[tokens, 32]: a thread holds a whole row."""
+    return gl.BlockedLayout([1, 32], [32, 1], [warps, 1], [1, 0])
+
+
+@jit
 def _round_bf16(x):
     """float32 to bf16, to nearest even, two columns an instruction.
 
     A plain cast does one where, as here, the result is stored and used again.
     """
-    return tl.inline_asm_elementwise(
+    return gl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2
     )
 
 
-@triton.jit
+@jit
 def _widen(x):
     """bf16 to float32, one instruction a column (a plain cast takes two for every other one)."""
-    return tl.inline_asm_elementwise(
+    return gl.inline_asm_elementwise(
         "{ .reg .b32 h; shl.b32 h, $2, 16; mov.b32 $0, h; "
         "and.b32 h, $2, 0xffff0000; mov.b32 $1, h; }",
         "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2,
     )  # fmt: skip
 
 
-@triton.jit
+@jit
+def _reciprocal(x):
+    """1 / x to within one unit in the last place, without the care for subnormals."""
+    return gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@jit
+def _copy_slab(s0, s1, s2, s3, sy, at, y_at, m, H: tl.constexpr, MIX: tl.constexpr):
+    """Start copying the four streams and y of one slab to shared memory [slab, COLS] each."""
+    async_copy.async_copy_global_to_shared(s0, at, mask=m)
+    async_copy.async_copy_global_to_shared(s1, at + H, mask=m)
+    async_copy.async_copy_global_to_shared(s2, at + 2 * H, mask=m)
+    async_copy.async_copy_global_to_shared(s3, at + 3 * H, mask=m)
+    if MIX:
+        async_copy.async_copy_global_to_shared(sy, y_at, mask=m)
+    async_copy.commit_group()
+
+
+@jit
+def _load_carried(
+    POST, COMB, PRE, first, T, COLS: tl.constexpr, WARPS: tl.constexpr,
+    MIX: tl.constexpr, IDENTITY: tl.constexpr,
+):  # fmt: skip
+    """The carried gates of one slab, float32 [slab, 4 or 16] (any of them in place of none)."""
+    post, comb, pre = first, first, first
+    if MIX:
+        post = _carried(POST, first, T, 4, COLS, WARPS)
+        comb = _carried(COMB, first, T, 16, COLS, WARPS)
+    if not IDENTITY:
+        pre = _carried(PRE, first, T, 4, COLS, WARPS)
+    return post, comb, pre
+
+
+@jit
+def _carried(P, first, T, WIDTH: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr):
+    """Carried gates [slab, WIDTH] of the tokens from ``first`` on."""
+    layout: tl.constexpr = carried_layout(WARPS, COLS, WIDTH)
+    tok = first + gl.arange(0, slab_rows(WARPS, COLS), gl.SliceLayout(1, layout))
+    n = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
+    return gl.load(P + tok[:, None] * WIDTH + n[None, :], mask=(tok < T)[:, None])
+
+
+@jit
+def _factors(x, COLS: tl.constexpr, WARPS: tl.constexpr):
+    """The columns of x [slab, 4] as factors [slab, 1] of a slab."""
+    by_row: tl.constexpr = gl.SliceLayout(1, wide_layout(WARPS, COLS))
+    x0, x1, x2, x3 = _four(x)
+    return (
+        gl.convert_layout(x0, by_row)[:, None],
+        gl.convert_layout(x1, by_row)[:, None],
+        gl.convert_layout(x2, by_row)[:, None],
+        gl.convert_layout(x3, by_row)[:, None],
+    )
+
+
+@jit
 def _mix(r0, r1, r2, r3, y, post, c0, c1, c2, c3):
     """One destination stream, rounded to bf16."""
     return _round_bf16(post * y + c0 * r0 + c1 * r1 + c2 * r2 + c3 * r3)
 
 
-@triton.jit
-def _runs(x):
-    """[BLOCK_M, TILE_K] as [BLOCK_M, TILE_K / 8, 8]: a thread holds a run of 8 columns."""
-    return tl.reshape(x, [x.shape[0], x.shape[1] // 8, 8])
+@jit
+def _mix_slab(r0, r1, r2, r3, y, post, comb, COLS: tl.constexpr, WARPS: tl.constexpr):
+    """The four mixed streams of a slab, bf16."""
+    f0, f1, f2, f3, fy = _widen(r0), _widen(r1), _widen(r2), _widen(r3), _widen(y)
+    p0, p1, p2, p3 = _factors(post, COLS, WARPS)
+    # [slab, source, destination] by source
+    by = gl.permute(gl.reshape(comb, [comb.shape[0], 2, 2, 4]), (0, 3, 2, 1))
+    low, high = gl.split(by)
+    s0, s1 = gl.split(low)
+    s2, s3 = gl.split(high)
+    c00, c01, c02, c03 = _factors(s0, COLS, WARPS)
+    c10, c11, c12, c13 = _factors(s1, COLS, WARPS)
+    c20, c21, c22, c23 = _factors(s2, COLS, WARPS)
+    c30, c31, c32, c33 = _factors(s3, COLS, WARPS)
+    return (
+        _mix(f0, f1, f2, f3, fy, p0, c00, c10, c20, c30),
+        _mix(f0, f1, f2, f3, fy, p1, c01, c11, c21, c31),
+        _mix(f0, f1, f2, f3, fy, p2, c02, c12, c22, c32),
+        _mix(f0, f1, f2, f3, fy, p3, c03, c13, c23, c33),
+    )
 
 
-@triton.jit
-def _load_fn(FN, cols4, H: tl.constexpr):
-    """fn of one tile, all streams: bf16 [64, 4 * TILE_K], hi and lo rows as ``host.pack_fn``."""
-    rows = tl.arange(0, 64)[:, None]
-    at = FN + rows * (4 * H) + cols4[None, :]
-    return tl.load(at, mask=rows < PACKED_ROWS, other=0.0, eviction_policy="evict_last")
+@jit
+def _copy_rows(
+    to, FN, first: tl.constexpr, ROWS: tl.constexpr, H: tl.constexpr, WARPS: tl.constexpr
+):
+    """Start copying rows ``first`` on of packed fn to the same rows of shared memory."""
+    layout: tl.constexpr = wide_layout(WARPS, to.shape[1])
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
+    col = gl.arange(0, to.shape[1], gl.SliceLayout(0, layout))[None, :]
+    at = FN + (first + row) * (4 * H) + col
+    async_copy.async_copy_global_to_shared(to.slice(first, ROWS), at)
 
 
-@triton.jit
-def _project(acc, fn, r0, r1, r2, r3):
-    """acc[64, BLOCK_M] += fn @ r.T over one tile, the streams interleaved by runs of 8 columns.
-
-    fn is the first operand so that r goes to the tensor cores through shared memory: as the first
-    operand the compiler would mix the streams a second time, in the tensor core's layout.
-    """
-    r = tl.join(tl.join(_runs(r0), _runs(r2)), tl.join(_runs(r1), _runs(r3)))
-    r = tl.reshape(tl.permute(r, (0, 1, 3, 4, 2)), [r0.shape[0], 4 * r0.shape[1]])
-    return tl.dot(fn, tl.trans(r), acc)
+@jit
+def _copy_fn(to, FN, H: tl.constexpr, WARPS: tl.constexpr):
+    """Start copying fn of one stream and tile to shared memory [64, COLS], of which 48 are used."""
+    _copy_rows(to, FN, 0, 32, H, WARPS)
+    _copy_rows(to, FN, 32, 16, H, WARPS)
+    async_copy.commit_group()
 
 
-@triton.jit
-def _sums(a, b, c, d):
-    """Squares of four tiles, summed over runs of 8 columns: one thread holds a run."""
-    squares = a * a + b * b + c * c + d * d
-    return tl.sum(_runs(squares), axis=2)
+@jit
+def _store_part(part, sums):
+    """Store the first 24 of sums [32, BLOCK_M] as columns of part [BLOCK_M, 32]."""
+    layout: tl.constexpr = sums.type.layout
+    n = gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))[:, None]
+    m = gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))[None, :]
+    gl.store(part + m * PART_COLS + n, sums, mask=n < 24)
 
 
-@triton.jit
+@jit
 def _norm_tile(
-    rstd, W, NORM, GRID, CODES, SCALES, tok, valid, col0,
-    H: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    HINT: tl.constexpr,
+    x1, rstd, w, NORM, GRID, CODES, SCALES, tok, T, col0, H: tl.constexpr, COLS: tl.constexpr,
+    OUT: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """Normalise WIDTH columns of x1 in the norm buffer and store every output of OUT."""
-    cols = col0 + tl.arange(0, WIDTH)
-    at = tok[:, None] * H + cols[None, :]
-    m = valid[:, None]
-    x1 = tl.load(NORM + at, mask=m, other=0.0, cache_modifier=".cg")
-    w = tl.load(W + cols).to(tl.float32)
+    """Normalise a tile of x1 [BLOCK_M, COLS] and store every output of OUT."""
+    wide: tl.constexpr = x1.type.layout
+    ROWS: tl.constexpr = x1.shape[0]
+    m = (tok < T)[:, None]
+    at = tok[:, None] * H + (col0 + gl.arange(0, COLS, gl.SliceLayout(0, wide)))[None, :]
     norm = _round_bf16(_widen(x1) * rstd[:, None] * w[None, :])
-    tl.store(NORM + at, norm, mask=m, eviction_policy=HINT)
+    gl.store(NORM + at, norm, mask=m, eviction_policy=HINT)
     if OUT != "bf16":
-        groups = tl.reshape(_widen(norm), [BLOCK_M, WIDTH // 32, 32])
-        amax = tl.max(tl.abs(groups), axis=2)
-        bits = (tl.maximum(amax, 1e-10) * INV_448).to(tl.int32, bitcast=True)
+        groups = gl.reshape(_widen(norm), [ROWS, COLS // 32, 32])
+        amax = gl.max(gl.abs(groups), axis=2)
+        bits = (gl.maximum(amax, 1e-10) * INV_448).to(tl.int32, bitcast=True)
         # Normal and positive by the floor above, so this is the exponent of the next power of two.
         code = (bits + 0x7FFFFF) >> 23
-        code = tl.minimum(tl.maximum(code, 1), 254)
+        code = gl.minimum(gl.maximum(code, 1), 254)
         factor = ((254 - code) << 23).to(tl.float32, bitcast=True)
-        scaled = tl.minimum(tl.maximum(groups * factor[:, :, None], -448.0), 448.0)
+        scaled = gl.minimum(gl.maximum(groups * factor[:, :, None], -448.0), 448.0)
         quantised = scaled.to(tl.float8e4nv)
         if OUT == "fp8_grid":
             scale = (code << 23).to(tl.float32, bitcast=True)
             grid = _round_bf16(quantised.to(tl.float32) * scale[:, :, None])
-            tl.store(GRID + at, tl.reshape(grid, [BLOCK_M, WIDTH]), mask=m, eviction_policy=HINT)
+            grid = gl.convert_layout(gl.reshape(grid, [ROWS, COLS]), wide)
+            gl.store(GRID + at, grid, mask=m, eviction_policy=HINT)
         else:
-            codes = tl.reshape(quantised, [BLOCK_M, WIDTH])
-            tl.store(CODES + at, codes, mask=m, eviction_policy=HINT)
-            group = col0 // 32 + tl.arange(0, WIDTH // 32)
-            tl.store(SCALES + tok[:, None] * (H // 32) + group[None, :], code.to(tl.uint8), mask=m)
+            codes = gl.convert_layout(gl.reshape(quantised, [ROWS, COLS]), wide)
+            gl.store(CODES + at, codes, mask=m, eviction_policy=HINT)
+            by_group: tl.constexpr = code.type.layout
+            row = gl.convert_layout(tok, gl.SliceLayout(1, by_group))
+            group = col0 // 32 + gl.arange(0, COLS // 32, gl.SliceLayout(0, by_group))
+            to = SCALES + row[:, None] * (H // 32) + group[None, :]
+            gl.store(to, code.to(tl.uint8), mask=(row < T)[:, None])
 
 
-@triton.jit
-def _reciprocal(x):
-    """1 / x to within one unit in the last place, without the care for subnormals."""
-    return tl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-    )
-
-
-@triton.jit
+@jit
 def _row_softmax(a, b, c, d, eps):
-    top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
-    a, b, c, d = tl.exp(a - top), tl.exp(b - top), tl.exp(c - top), tl.exp(d - top)
+    top = gl.maximum(gl.maximum(a, b), gl.maximum(c, d))
+    a, b, c, d = gl.exp(a - top), gl.exp(b - top), gl.exp(c - top), gl.exp(d - top)
     inv = _reciprocal(a + b + c + d)
     return a * inv + eps, b * inv + eps, c * inv + eps, d * inv + eps
 
 
-@triton.jit
+@jit
 def _normalise4(a, b, c, d, eps):
     inv = _reciprocal((a + b) + (c + d + eps))
     return a * inv, b * inv, c * inv, d * inv
 
 
-@triton.jit
+@jit
 def _load_parts(
-    PART, block, share, tokens, s,
-    BLOCK_M: tl.constexpr, S: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr,
+    PART, block, share, tokens, s, BLOCK_M: tl.constexpr, S: tl.constexpr, TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums of splits s to s + CHUNK for the tokens of one share: [CHUNK, TOKENS, 32]."""
-    si = s + tl.arange(0, CHUNK)[:, None, None]
-    mi = share * TOKENS + tl.arange(0, TOKENS)[None, :, None]
-    n = tl.arange(0, PART_COLS)[None, None, :]
+    """Partial sums of splits s to s + CHUNK for the tokens of one share, added: [TOKENS, 32]."""
+    layout: tl.constexpr = part_layout(WARPS, TOKENS)
+    by_token: tl.constexpr = gl.SliceLayout(0, layout)
+    si = s + gl.arange(0, CHUNK, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None]
+    mi = gl.arange(0, TOKENS, gl.SliceLayout(1, by_token))[:, None][None, :, :] + share * TOKENS
+    n = gl.arange(0, PART_COLS, gl.SliceLayout(0, by_token))[None, :][None, :, :]
     at = ((block * S + si) * BLOCK_M + mi) * PART_COLS + n
-    wanted = (si < S) & (mi < tokens) & (n <= SUMSQ_COL)
-    return tl.load(PART + at, mask=wanted, other=0.0, cache_modifier=".cg")
+    wanted = (si < S) & (mi < tokens)
+    return gl.sum(gl.load(PART + at, mask=wanted, other=0.0, cache_modifier=".cg"), axis=0)
 
 
-@triton.jit
-def _pick(v, n, i: tl.constexpr):
-    """Column i of v [tokens, 32]."""
-    return tl.sum(tl.where(n == i, v, 0.0), axis=1)
+@jit
+def _quads(x):
+    """x [tokens, 32] as eight [tokens, 4]: columns 0 to 3, 4 to 7, …"""
+    x = gl.permute(gl.reshape(x, [x.shape[0], 2, 2, 2, 4]), (0, 4, 3, 2, 1))
+    low, high = gl.split(x)
+    q01, q23 = gl.split(low)
+    q45, q67 = gl.split(high)
+    q0, q1 = gl.split(q01)
+    q2, q3 = gl.split(q23)
+    q4, q5 = gl.split(q45)
+    q6, q7 = gl.split(q67)
+    return q0, q1, q2, q3, q4, q5, q6, q7
 
 
-@triton.jit
+@jit
+def _four(x):
+    """The columns of x [tokens, 4]."""
+    even, odd = gl.split(gl.reshape(x, [x.shape[0], 2, 2]))
+    x0, x2 = gl.split(even)
+    x1, x3 = gl.split(odd)
+    return x0, x1, x2, x3
+
+
+@jit
+def _gate(SCALE, BASE, x, rstd, which: tl.constexpr, i: tl.constexpr):
+    """One gate's logit from its sum."""
+    return x * rstd * gl.load(SCALE + which) + gl.load(BASE + i)
+
+
+@jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + gl.exp(-x))
+
+
+@jit
+def _store4(P, tok, valid, width: tl.constexpr, first: tl.constexpr, a, b, c, d):
+    at = P + tok * width + first
+    gl.store(at, a, mask=valid)
+    gl.store(at + 1, b, mask=valid)
+    gl.store(at + 2, c, mask=valid)
+    gl.store(at + 3, d, mask=valid)
+
+
+@jit
 def _gates_share(
-    m, PRE_OUT, POST_OUT, COMB_OUT, SCALE, BASE, block, share, T,
-    rms_eps, pre_eps, sinkhorn_eps, post_mult,
-    H: tl.constexpr, BLOCK_M: tl.constexpr, ITERS: tl.constexpr, TOKENS: tl.constexpr,
+    m, PRE_OUT, POST_OUT, COMB_OUT, SCALE, BASE, first, end,
+    rms_eps, pre_eps, sinkhorn_eps, post_mult, H: tl.constexpr, ITERS: tl.constexpr,
 ):  # fmt: skip
-    """Store the next pre, post and comb of one share's tokens from their sums m [TOKENS, 32]."""
-    mi = share * TOKENS + tl.arange(0, TOKENS)
-    n = tl.arange(0, PART_COLS)[None, :]
-    rstd = tl.rsqrt(_pick(m, n, SUMSQ_COL) / (4 * H) + rms_eps)
-    which = tl.where(n < 4, 0, tl.where(n < 8, 1, 2))
-    v = m * rstd[:, None] * tl.load(SCALE + which) + tl.load(BASE + n, mask=n < 24, other=0.0)
+    """Store the next pre, post and comb of tokens ``first`` on, before ``end``, from their sums m.
 
-    tok = block * BLOCK_M + mi
-    valid = tok < T
-    gate = tl.sigmoid(v)
-    tl.store(PRE_OUT + tok[:, None] * 4 + n, gate + pre_eps, mask=valid[:, None] & (n < 4))
-    there = valid[:, None] & (n >= 4) & (n < 8)
-    tl.store(POST_OUT + tok[:, None] * 4 + (n - 4), post_mult * gate, mask=there)
+    A thread does a whole token: 19 rounds of Sinkhorn wait for no other lane.
+    """
+    pre, post, a, b, c, d, rest, _ = _quads(m)
+    sumsq, _, _, _ = _four(rest)
+    tok = first + gl.arange(0, m.shape[0], sumsq.type.layout)
+    valid = tok < end
+    rstd = gl.rsqrt(sumsq / (4 * H) + rms_eps)
+    p0, p1, p2, p3 = _four(pre)
+    p0 = _sigmoid(_gate(SCALE, BASE, p0, rstd, 0, 0)) + pre_eps
+    p1 = _sigmoid(_gate(SCALE, BASE, p1, rstd, 0, 1)) + pre_eps
+    p2 = _sigmoid(_gate(SCALE, BASE, p2, rstd, 0, 2)) + pre_eps
+    p3 = _sigmoid(_gate(SCALE, BASE, p3, rstd, 0, 3)) + pre_eps
+    _store4(PRE_OUT, tok, valid, 4, 0, p0, p1, p2, p3)
+    q0, q1, q2, q3 = _four(post)
+    q0 = post_mult * _sigmoid(_gate(SCALE, BASE, q0, rstd, 1, 4))
+    q1 = post_mult * _sigmoid(_gate(SCALE, BASE, q1, rstd, 1, 5))
+    q2 = post_mult * _sigmoid(_gate(SCALE, BASE, q2, rstd, 1, 6))
+    q3 = post_mult * _sigmoid(_gate(SCALE, BASE, q3, rstd, 1, 7))
+    _store4(POST_OUT, tok, valid, 4, 0, q0, q1, q2, q3)
 
-    a0, a1, a2, a3 = _pick(v, n, 8), _pick(v, n, 9), _pick(v, n, 10), _pick(v, n, 11)
-    b0, b1, b2, b3 = _pick(v, n, 12), _pick(v, n, 13), _pick(v, n, 14), _pick(v, n, 15)
-    c0, c1, c2, c3 = _pick(v, n, 16), _pick(v, n, 17), _pick(v, n, 18), _pick(v, n, 19)
-    d0, d1, d2, d3 = _pick(v, n, 20), _pick(v, n, 21), _pick(v, n, 22), _pick(v, n, 23)
-    a0, a1, a2, a3 = _row_softmax(a0, a1, a2, a3, sinkhorn_eps)
-    b0, b1, b2, b3 = _row_softmax(b0, b1, b2, b3, sinkhorn_eps)
-    c0, c1, c2, c3 = _row_softmax(c0, c1, c2, c3, sinkhorn_eps)
-    d0, d1, d2, d3 = _row_softmax(d0, d1, d2, d3, sinkhorn_eps)
+    a0, a1, a2, a3 = _logits(SCALE, BASE, a, rstd, 8, sinkhorn_eps)
+    b0, b1, b2, b3 = _logits(SCALE, BASE, b, rstd, 12, sinkhorn_eps)
+    c0, c1, c2, c3 = _logits(SCALE, BASE, c, rstd, 16, sinkhorn_eps)
+    d0, d1, d2, d3 = _logits(SCALE, BASE, d, rstd, 20, sinkhorn_eps)
     a0, b0, c0, d0 = _normalise4(a0, b0, c0, d0, sinkhorn_eps)
     a1, b1, c1, d1 = _normalise4(a1, b1, c1, d1, sinkhorn_eps)
     a2, b2, c2, d2 = _normalise4(a2, b2, c2, d2, sinkhorn_eps)
@@ -221,165 +385,326 @@ def _gates_share(
         a1, b1, c1, d1 = _normalise4(a1, b1, c1, d1, sinkhorn_eps)
         a2, b2, c2, d2 = _normalise4(a2, b2, c2, d2, sinkhorn_eps)
         a3, b3, c3, d3 = _normalise4(a3, b3, c3, d3, sinkhorn_eps)
-    rows = (a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3)
-    for i in tl.static_range(16):
-        tl.store(COMB_OUT + tok * 16 + i, rows[i], mask=valid)
+    _store4(COMB_OUT, tok, valid, 16, 0, a0, a1, a2, a3)
+    _store4(COMB_OUT, tok, valid, 16, 4, b0, b1, b2, b3)
+    _store4(COMB_OUT, tok, valid, 16, 8, c0, c1, c2, c3)
+    _store4(COMB_OUT, tok, valid, 16, 12, d0, d1, d2, d3)
 
 
-@triton.jit
-def _x1_rstd(PX, block, norm_eps, H: tl.constexpr, BLOCK_M: tl.constexpr, S: tl.constexpr):
+@jit
+def _logits(SCALE, BASE, row, rstd, first: tl.constexpr, eps):
+    """Softmax of one row of comb's logits, plus eps."""
+    x0, x1, x2, x3 = _four(row)
+    return _row_softmax(
+        _gate(SCALE, BASE, x0, rstd, 2, first),
+        _gate(SCALE, BASE, x1, rstd, 2, first + 1),
+        _gate(SCALE, BASE, x2, rstd, 2, first + 2),
+        _gate(SCALE, BASE, x3, rstd, 2, first + 3),
+        eps,
+    )
+
+
+@jit
+def _x1_rstd(
+    PX, block, norm_eps, H: tl.constexpr, BLOCK_M: tl.constexpr, S: tl.constexpr,
+    WARPS: tl.constexpr,
+):  # fmt: skip
     """rsqrt(mean(x1**2) + eps) of a block's tokens from every split's partial sum."""
     S2: tl.constexpr = triton.next_power_of_2(S)
-    si = tl.arange(0, S2)
-    at = PX + (block * S + si)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
-    px = tl.load(at, mask=si[:, None] < S, other=0.0, cache_modifier=".cg")
-    return tl.rsqrt(tl.sum(px, axis=0) / H + norm_eps)
+    layout: tl.constexpr = px_layout(WARPS, BLOCK_M)
+    si = gl.arange(0, S2, gl.SliceLayout(1, layout))[:, None]
+    at = PX + (block * S + si) * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))[None, :]
+    px = gl.load(at, mask=si < S, other=0.0, cache_modifier=".cg")
+    return gl.rsqrt(gl.sum(px, axis=0) / H + norm_eps)
 
 
-@triton.jit(do_not_specialize=["T"])
+@jit
+def _start_tile(
+    s0, s1, s2, s3, sy, fn0, fn1, fn2, fn3, R, Y, FN, block, split, T,
+    H: tl.constexpr, BLOCK_M: tl.constexpr, S: tl.constexpr, WARPS: tl.constexpr,
+    MIX: tl.constexpr,
+):  # fmt: skip
+    """Start copying a tile's streams, y and fn to shared memory, slab by slab."""
+    COLS: tl.constexpr = H // S
+    ROWS: tl.constexpr = slab_rows(WARPS, COLS)
+    SLABS: tl.constexpr = BLOCK_M // ROWS
+    WHOLE_FN: tl.constexpr = COLS <= 64
+    wide: tl.constexpr = wide_layout(WARPS, COLS)
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, wide))
+    col = gl.arange(0, COLS, gl.SliceLayout(0, wide))
+    token0 = block * BLOCK_M
+    col0 = split * COLS
+    base = token0 + row
+    at = R + base[:, None] * (4 * H) + (col0 + col)[None, :]
+    y_at = at
+    if MIX:
+        y_at = Y + base[:, None] * H + (col0 + col)[None, :]
+    for slab in gl.static_range(SLABS):
+        m = (base + slab * ROWS < T)[:, None]
+        _copy_slab(
+            s0.slice(slab * ROWS, ROWS), s1.slice(slab * ROWS, ROWS),
+            s2.slice(slab * ROWS, ROWS), s3.slice(slab * ROWS, ROWS),
+            sy.slice(slab * ROWS, ROWS), at + slab * ROWS * 4 * H, y_at + slab * ROWS * H,
+            m, H, MIX,
+        )  # fmt: skip
+    _copy_fn(fn0, FN + col0, H, WARPS)
+    _copy_fn(fn1, FN + H + col0, H, WARPS)
+    if WHOLE_FN:
+        _copy_fn(fn2, FN + 2 * H + col0, H, WARPS)
+        _copy_fn(fn3, FN + 3 * H + col0, H, WARPS)
+
+
+@jit
+def _mix_tile(
+    s0, s1, s2, s3, sy, fn0, fn1, fn2, fn3, x1s,
+    PRE, POST, COMB, FN, R_OUT, NORM, PART, PX, block, split, T,
+    H: tl.constexpr, BLOCK_M: tl.constexpr, S: tl.constexpr, WARPS: tl.constexpr,
+    MIX: tl.constexpr, IDENTITY: tl.constexpr, HINT: tl.constexpr,
+    DEFERRED: tl.constexpr,
+):  # fmt: skip
+    """Mix one tile, store R', leave x1 (in shared memory or the norm buffer), store the sums."""
+    COLS: tl.constexpr = H // S
+    ROWS: tl.constexpr = slab_rows(WARPS, COLS)
+    SLABS: tl.constexpr = BLOCK_M // ROWS
+    WHOLE_FN: tl.constexpr = COLS <= 64
+    wide: tl.constexpr = wide_layout(WARPS, COLS)
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, wide))
+    col = gl.arange(0, COLS, gl.SliceLayout(0, wide))
+    token0 = block * BLOCK_M
+    col0 = split * COLS
+    part = PART + (block * S + split) * (BLOCK_M * PART_COLS)
+    px = PX + (block * S + split) * BLOCK_M
+    base = token0 + row
+    line = base[:, None] * H + (col0 + col)[None, :]
+    for slab in gl.static_range(SLABS):
+        post, comb, pre = _load_carried(
+            POST, COMB, PRE, token0 + slab * ROWS, T, COLS, WARPS, MIX, IDENTITY
+        )
+        async_copy.wait_group(SLABS - 1 - slab + (4 if WHOLE_FN else 2))
+        r0 = s0.slice(slab * ROWS, ROWS).load(wide)
+        r1 = s1.slice(slab * ROWS, ROWS).load(wide)
+        r2 = s2.slice(slab * ROWS, ROWS).load(wide)
+        r3 = s3.slice(slab * ROWS, ROWS).load(wide)
+        m = (base + slab * ROWS < T)[:, None]
+        if MIX:
+            y = sy.slice(slab * ROWS, ROWS).load(wide)
+            r0, r1, r2, r3 = _mix_slab(r0, r1, r2, r3, y, post, comb, COLS, WARPS)
+            s0.slice(slab * ROWS, ROWS).store(r0)
+            s1.slice(slab * ROWS, ROWS).store(r1)
+            s2.slice(slab * ROWS, ROWS).store(r2)
+            s3.slice(slab * ROWS, ROWS).store(r3)
+            to = R_OUT + base[:, None] * (4 * H) + (col0 + col)[None, :] + slab * ROWS * 4 * H
+            gl.store(to, r0, mask=m, eviction_policy=HINT)
+            gl.store(to + H, r1, mask=m, eviction_policy=HINT)
+            gl.store(to + 2 * H, r2, mask=m, eviction_policy=HINT)
+            gl.store(to + 3 * H, r3, mask=m, eviction_policy=HINT)
+        g0, g1, g2, g3 = _widen(r0), _widen(r1), _widen(r2), _widen(r3)
+        if IDENTITY:
+            x1 = r0
+        else:
+            q0, q1, q2, q3 = _factors(pre, COLS, WARPS)
+            x1 = _round_bf16(q0 * g0 + q1 * g1 + q2 * g2 + q3 * g3)
+        if not DEFERRED:
+            x1s.slice(slab * ROWS, ROWS).store(x1)
+        else:
+            gl.store(NORM + line + slab * ROWS * H, x1, mask=m)
+        x = _widen(x1)
+        gl.store(px + row + slab * ROWS, gl.sum(x * x, axis=1))
+        sumsq = gl.sum(g0 * g0 + g1 * g1 + g2 * g2 + g3 * g3, axis=1)
+        gl.store(part + (row + slab * ROWS) * PART_COLS + SUMSQ_COL, sumsq)
+
+    acc = gl.full([64, BLOCK_M], 0.0, tl.float32, mma_layout(WARPS, BLOCK_M))
+    async_copy.wait_group(0)
+    fence()
+    acc = mma(fn0, s0.permute((1, 0)), acc)
+    acc = mma(fn1, s1.permute((1, 0)), acc)
+    if not WHOLE_FN:
+        acc = mma_wait(acc)
+        _copy_fn(fn2, FN + 2 * H + col0, H, WARPS)
+        _copy_fn(fn3, FN + 3 * H + col0, H, WARPS)
+        async_copy.wait_group(0)
+        fence()
+    acc = mma(fn2, s2.permute((1, 0)), acc)
+    acc = mma(fn3, s3.permute((1, 0)), acc)
+    acc = mma_wait(acc)
+    # Rows 16w + r and 16w + 8 + r are hi and lo of gate 8w + r, and lie in one thread.
+    _store_part(
+        part, gl.reshape(gl.sum(gl.reshape(acc, [4, 2, 8, BLOCK_M]), axis=1), [32, BLOCK_M])
+    )
+
+
+@jit
+def _await(COUNT, block, S: tl.constexpr, SPIN: tl.constexpr):
+    """Whether a block is complete, after at most SPIN polls."""
+    ready = block < 0
+    polls = 0
+    while (not ready) & (polls < SPIN):
+        now = gl.atomic_add(COUNT + block, 0, sem="acquire", scope="gpu")
+        ready = (now & EVENTS) % (2 * S) >= S
+        polls += 1
+    return ready
+
+
+@jit
+def _claim(COUNT, FLAG, block, share, S: tl.constexpr):
+    """Whether a share that was handed off is now this program's to finish."""
+    flag = FLAG + block * S + share
+    claimed = gl.atomic_cas(flag, 1, 0, sem="acq_rel", scope="gpu") == 1
+    if claimed:
+        gl.atomic_add(COUNT + block, -HANDOFF, sem="relaxed", scope="gpu")
+    return claimed
+
+
+@jit
+def _hand_off(COUNT, FLAG, block, split, S: tl.constexpr):
+    """Leave a share, its x1 in the norm buffer, to the last arriver; True if it is too late to.
+
+    The last arriver may then have missed the hand-off: whoever claims the share finishes it.
+    """
+    barrier()
+    gl.atomic_xchg(FLAG + block * S + split, 1, sem="release", scope="gpu")
+    now = gl.atomic_add(COUNT + block, HANDOFF, sem="acq_rel", scope="gpu")
+    claimed = block < 0
+    if (now & EVENTS) % (2 * S) >= S:
+        claimed = _claim(COUNT, FLAG, block, split, S)
+    return claimed
+
+
+@jit
+def _tile_at(
+    block, split, H: tl.constexpr, BLOCK_M: tl.constexpr, COLS: tl.constexpr, wide: tl.constexpr
+):
+    """Tokens [BLOCK_M] of a tile and the offsets [BLOCK_M, COLS] of its columns in [T, H]."""
+    tok = block * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, wide))
+    col = split * COLS + gl.arange(0, COLS, gl.SliceLayout(0, wide))
+    return tok, tok[:, None] * H + col[None, :]
+
+
+@jit
+def _finish_share(
+    x1s, W, NORM, GRID, CODES, SCALES, PRE_OUT, POST_OUT, COMB_OUT, SCALE, BASE, PART, PX, COUNT,
+    block, share, T, rms_eps, norm_eps, pre_eps, sinkhorn_eps, post_mult,
+    H: tl.constexpr, BLOCK_M: tl.constexpr, S: tl.constexpr, WARPS: tl.constexpr,
+    TOKENS: tl.constexpr, OUT: tl.constexpr, ITERS: tl.constexpr, HINT: tl.constexpr,
+    KEPT: tl.constexpr,
+):  # fmt: skip
+    """Normalise one share's columns of a complete block and compute the gates of its tokens.
+
+    KEPT: x1 is this program's own, in shared memory; else it is in the norm buffer.
+    """
+    COLS: tl.constexpr = H // S
+    S2: tl.constexpr = triton.next_power_of_2(S)
+    # Partial sums a program adds at a time: at most 32 registers a thread.
+    ROOM: tl.constexpr = 32 * WARPS // TOKENS if 32 * WARPS >= TOKENS else 1
+    CHUNK: tl.constexpr = S2 if S2 < ROOM else ROOM
+    wide: tl.constexpr = wide_layout(WARPS, COLS)
+    tok, at = _tile_at(block, share, H, BLOCK_M, COLS, wide)
+    if KEPT:
+        x1 = x1s.load(wide)
+    else:
+        x1 = gl.load(NORM + at, mask=(tok < T)[:, None], cache_modifier=".cg")
+    w = gl.load(W + share * COLS + gl.arange(0, COLS, gl.SliceLayout(0, wide))).to(tl.float32)
+    tokens = gl.minimum(T - block * BLOCK_M, BLOCK_M)
+    # On their way while the columns are normalised.
+    parts = _load_parts(PART, block, share, tokens, 0, BLOCK_M, S, TOKENS, CHUNK, WARPS)
+    rstd = _x1_rstd(PX, block, norm_eps, H, BLOCK_M, S, WARPS)
+    rstd = gl.convert_layout(rstd, gl.SliceLayout(1, wide))
+    _norm_tile(x1, rstd, w, NORM, GRID, CODES, SCALES, tok, T, share * COLS, H, COLS, OUT, HINT)
+    if share * TOKENS < tokens:
+        for s in range(CHUNK, S, CHUNK):
+            parts += _load_parts(PART, block, share, tokens, s, BLOCK_M, S, TOKENS, CHUNK, WARPS)
+        _gates_share(
+            gl.convert_layout(parts, token_layout(WARPS)), PRE_OUT, POST_OUT, COMB_OUT,
+            SCALE, BASE, block * BLOCK_M + share * TOKENS, T,
+            rms_eps, pre_eps, sinkhorn_eps, post_mult, H, ITERS,
+        )  # fmt: skip
+    barrier()
+    gl.atomic_add(COUNT + block, 1, sem="relaxed", scope="gpu")
+
+
+@jit(do_not_specialize=["T", "defer"])
 def mega_mhc_kernel(
     R, Y, PRE, POST, COMB, FN, SCALE, BASE, W,
     R_OUT, NORM, GRID, CODES, SCALES, PRE_OUT, POST_OUT, COMB_OUT,
     PART, PX, COUNT, FLAG,
-    T, rms_eps, norm_eps, pre_eps, sinkhorn_eps, post_mult,
-    H: tl.constexpr, BLOCK_M: tl.constexpr, TILE_K: tl.constexpr, S: tl.constexpr,
+    T, defer, rms_eps, norm_eps, pre_eps, sinkhorn_eps, post_mult,
+    H: tl.constexpr, BLOCK_M: tl.constexpr, S: tl.constexpr,
     MIX: tl.constexpr, IDENTITY: tl.constexpr, OUT: tl.constexpr, ITERS: tl.constexpr,
-    SPIN: tl.constexpr, STREAM: tl.constexpr, STAGES: tl.constexpr, WIDTH: tl.constexpr,
-    TOKENS: tl.constexpr,
+    SPIN: tl.constexpr, STREAM: tl.constexpr, WARPS: tl.constexpr, TOKENS: tl.constexpr,
+    DEFERRED: tl.constexpr,
 ):  # fmt: skip
-    C: tl.constexpr = H // S
-    NT: tl.constexpr = C // TILE_K
-    # Partial sums that a program adds at a time: 4096, or 16 registers of each of 256 threads.
-    S2: tl.constexpr = triton.next_power_of_2(S)
-    CHUNK: tl.constexpr = S2 if S2 * TOKENS <= 128 else 128 // TOKENS
+    COLS: tl.constexpr = H // S
     HINT: tl.constexpr = "evict_first" if STREAM else ""
-    pid = tl.program_id(0)
+    WHOLE_FN: tl.constexpr = COLS <= 64
+    operand: tl.constexpr = operand_layout(COLS)
+    s0 = gl.allocate_shared_memory(tl.bfloat16, [BLOCK_M, COLS], operand)
+    s1 = gl.allocate_shared_memory(tl.bfloat16, [BLOCK_M, COLS], operand)
+    s2 = gl.allocate_shared_memory(tl.bfloat16, [BLOCK_M, COLS], operand)
+    s3 = gl.allocate_shared_memory(tl.bfloat16, [BLOCK_M, COLS], operand)
+    sy = gl.allocate_shared_memory(tl.bfloat16, [BLOCK_M, COLS], operand)
+    fn0 = gl.allocate_shared_memory(tl.bfloat16, [64, COLS], operand)
+    fn1 = gl.allocate_shared_memory(tl.bfloat16, [64, COLS], operand)
+    fn2, fn3 = fn0, fn1
+    if WHOLE_FN:
+        fn2 = gl.allocate_shared_memory(tl.bfloat16, [64, COLS], operand)
+        fn3 = gl.allocate_shared_memory(tl.bfloat16, [64, COLS], operand)
+    x1s = s0
+    if not DEFERRED:
+        rows: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        x1s = gl.allocate_shared_memory(tl.bfloat16, [BLOCK_M, COLS], rows)
+    pid = gl.program_id(0)
     block, split = pid // S, pid % S
-    mi = tl.arange(0, BLOCK_M)
-    tok = block * BLOCK_M + mi
-    valid = tok < T
-    col0 = split * C
-    k = tl.arange(0, TILE_K)
 
-    if MIX:
-        p0 = _column(POST, tok, valid, 4, 0)
-        p1 = _column(POST, tok, valid, 4, 1)
-        p2 = _column(POST, tok, valid, 4, 2)
-        p3 = _column(POST, tok, valid, 4, 3)
-        c00 = _column(COMB, tok, valid, 16, 0)
-        c01 = _column(COMB, tok, valid, 16, 1)
-        c02 = _column(COMB, tok, valid, 16, 2)
-        c03 = _column(COMB, tok, valid, 16, 3)
-        c10 = _column(COMB, tok, valid, 16, 4)
-        c11 = _column(COMB, tok, valid, 16, 5)
-        c12 = _column(COMB, tok, valid, 16, 6)
-        c13 = _column(COMB, tok, valid, 16, 7)
-        c20 = _column(COMB, tok, valid, 16, 8)
-        c21 = _column(COMB, tok, valid, 16, 9)
-        c22 = _column(COMB, tok, valid, 16, 10)
-        c23 = _column(COMB, tok, valid, 16, 11)
-        c30 = _column(COMB, tok, valid, 16, 12)
-        c31 = _column(COMB, tok, valid, 16, 13)
-        c32 = _column(COMB, tok, valid, 16, 14)
-        c33 = _column(COMB, tok, valid, 16, 15)
-    if not IDENTITY:
-        q0 = _column(PRE, tok, valid, 4, 0)
-        q1 = _column(PRE, tok, valid, 4, 1)
-        q2 = _column(PRE, tok, valid, 4, 2)
-        q3 = _column(PRE, tok, valid, 4, 3)
-
-    acc = tl.zeros([64, BLOCK_M], tl.float32)
-    ss = tl.zeros([BLOCK_M, TILE_K // 8], tl.float32)
-    sx = tl.zeros([BLOCK_M, TILE_K // 8], tl.float32)
-    k4 = tl.arange(0, 4 * TILE_K)
-    row = valid[:, None]
-    for t in tl.range(NT, num_stages=STAGES):
-        cols = col0 + t * TILE_K + k
-        fn = _load_fn(FN, (col0 + t * TILE_K) * 4 + k4, H)
-        r0, r1, r2, r3, y = _load_tile(R, Y, tok, valid, cols, H, MIX, HINT)
-        if MIX:
-            f0, f1, f2, f3 = _widen(r0), _widen(r1), _widen(r2), _widen(r3)
-            fy = _widen(y)
-            r0 = _mix(f0, f1, f2, f3, fy, p0, c00, c10, c20, c30)
-            r1 = _mix(f0, f1, f2, f3, fy, p1, c01, c11, c21, c31)
-            r2 = _mix(f0, f1, f2, f3, fy, p2, c02, c12, c22, c32)
-            r3 = _mix(f0, f1, f2, f3, fy, p3, c03, c13, c23, c33)
-        acc = _project(acc, fn, r0, r1, r2, r3)
-        g0, g1, g2, g3 = _widen(r0), _widen(r1), _widen(r2), _widen(r3)
-        ss += _sums(g0, g1, g2, g3)
-        if IDENTITY:
-            x1 = r0
-        else:
-            x1 = _round_bf16(q0 * g0 + q1 * g1 + q2 * g2 + q3 * g3)
-        x = _widen(x1)
-        sx += tl.sum(_runs(x * x), axis=2)
-        if MIX:
-            to = R_OUT + tok[:, None] * (4 * H) + cols[None, :]
-            tl.store(to, r0, mask=row, eviction_policy=HINT)
-            tl.store(to + H, r1, mask=row, eviction_policy=HINT)
-            tl.store(to + 2 * H, r2, mask=row, eviction_policy=HINT)
-            tl.store(to + 3 * H, r3, mask=row, eviction_policy=HINT)
-        tl.store(NORM + tok[:, None] * H + cols[None, :], x1, mask=row)
-
-    part = PART + (block * S + split) * (BLOCK_M * PART_COLS)
-    # Rows 16w + r and 16w + 8 + r are hi and lo of gate 8w + r, and lie in one thread.
-    gates = tl.reshape(tl.sum(tl.reshape(acc, [4, 2, 8, BLOCK_M]), axis=1), [PART_COLS, BLOCK_M])
-    n = tl.arange(0, PART_COLS)
-    tl.store(part + mi[None, :] * PART_COLS + n[:, None], gates, mask=n[:, None] < 24)
-    tl.store(part + mi * PART_COLS + SUMSQ_COL, tl.sum(ss, axis=1))
-    tl.store(PX + (block * S + split) * BLOCK_M + mi, tl.sum(sx, axis=1))
-    tl.debug_barrier()
-    seen = tl.atomic_add(COUNT + block, 1, sem="acq_rel", scope="gpu")
-    arrived = seen & ARRIVALS
-    target = arrived - arrived % S + S
-    last = arrived + 1 == target
-    done = last
-    free = tl.full([], 0, tl.int64)
-    polls = 0
-    while (not done) & (polls < SPIN):
-        now = tl.atomic_add(COUNT + block, 0, sem="acquire", scope="gpu")
-        done = (now & ARRIVALS) >= target
-        polls += 1
-
-    if not done:
-        tl.atomic_xchg(FLAG + block * S + split, target, sem="release", scope="gpu")
-        now = tl.atomic_add(COUNT + block, HANDOFF, sem="acq_rel", scope="gpu")
-        if (now & ARRIVALS) >= target:
-            # Too late: the last arriver may not have seen the hand-off. Whoever claims the flag
-            # does the share and closes the hand-off.
-            flag = FLAG + block * S + split
-            done = tl.atomic_cas(flag, target, free, sem="acq_rel", scope="gpu") == target
-            if done:
-                tl.atomic_add(COUNT + block, -HANDOFF, sem="relaxed", scope="gpu")
-
-    # Turn 0 is this program's own share; the last arriver then looks for those handed off.
-    turn = 0
-    turns = done.to(tl.int32)
-    if last & ((seen >> 48) > 0):
-        turns = S + 1
-    while turn < turns:
-        share = tl.where(turn == 0, split, turn - 1)
-        claimed = turn == 0
-        if turn > 0:
-            flag = FLAG + block * S + share
-            claimed = tl.atomic_cas(flag, target, free, sem="acq_rel", scope="gpu") == target
-            if claimed:
-                tl.atomic_add(COUNT + block, -HANDOFF, sem="relaxed", scope="gpu")
-        if claimed:
-            tokens = tl.minimum(T - block * BLOCK_M, BLOCK_M)
-            # On their way while the columns are normalised.
-            parts = _load_parts(PART, block, share, tokens, 0, BLOCK_M, S, TOKENS, CHUNK)
-            rstd = _x1_rstd(PX, block, norm_eps, H, BLOCK_M, S)
-            for t in tl.range(C // WIDTH, num_stages=C // WIDTH):
-                _norm_tile(
-                    rstd, W, NORM, GRID, CODES, SCALES, tok, valid, share * C + t * WIDTH,
-                    H, BLOCK_M, WIDTH, OUT, HINT,
+    if block * BLOCK_M < T:
+        _start_tile(
+            s0, s1, s2, s3, sy, fn0, fn1, fn2, fn3, R, Y, FN, block, split, T,
+            H, BLOCK_M, S, WARPS, MIX,
+        )  # fmt: skip
+    if DEFERRED:
+        # While this tile is on its way, a share of a block that is complete by now.
+        before = block - defer
+        if before >= 0:
+            ready = _await(COUNT, before, S, SPIN)
+            if not ready:
+                ready = _hand_off(COUNT, FLAG, before, split, S)
+            if ready:
+                _finish_share(
+                    x1s, W, NORM, GRID, CODES, SCALES, PRE_OUT, POST_OUT, COMB_OUT, SCALE, BASE,
+                    PART, PX, COUNT, before, split, T,
+                    rms_eps, norm_eps, pre_eps, sinkhorn_eps, post_mult,
+                    H, BLOCK_M, S, WARPS, TOKENS, OUT, ITERS, HINT, False,
                 )  # fmt: skip
-            if share * TOKENS < tokens:
-                for s in tl.range(CHUNK, S, CHUNK, loop_unroll_factor=4):
-                    parts += _load_parts(PART, block, share, tokens, s, BLOCK_M, S, TOKENS, CHUNK)
-                _gates_share(
-                    tl.sum(parts, axis=0), PRE_OUT, POST_OUT, COMB_OUT, SCALE, BASE, block, share,
-                    T, rms_eps, pre_eps, sinkhorn_eps, post_mult, H, BLOCK_M, ITERS, TOKENS,
+    if block * BLOCK_M < T:
+        _mix_tile(
+            s0, s1, s2, s3, sy, fn0, fn1, fn2, fn3, x1s,
+            PRE, POST, COMB, FN, R_OUT, NORM, PART, PX, block, split, T,
+            H, BLOCK_M, S, WARPS, MIX, IDENTITY, HINT, DEFERRED,
+        )  # fmt: skip
+        barrier()
+        seen = gl.atomic_add(COUNT + block, 1, sem="acq_rel", scope="gpu")
+        last = (seen & EVENTS) % (2 * S) == S - 1
+        if not DEFERRED:
+            ready = last
+            if not last:
+                ready = _await(COUNT, block, S, SPIN)
+            if not ready:
+                wide: tl.constexpr = wide_layout(WARPS, COLS)
+                tok, at = _tile_at(block, split, H, BLOCK_M, COLS, wide)
+                gl.store(NORM + at, x1s.load(wide), mask=(tok < T)[:, None])
+                ready = _hand_off(COUNT, FLAG, block, split, S)
+            if ready:
+                _finish_share(
+                    x1s, W, NORM, GRID, CODES, SCALES, PRE_OUT, POST_OUT, COMB_OUT, SCALE, BASE,
+                    PART, PX, COUNT, block, split, T,
+                    rms_eps, norm_eps, pre_eps, sinkhorn_eps, post_mult,
+                    H, BLOCK_M, S, WARPS, TOKENS, OUT, ITERS, HINT, True,
                 )  # fmt: skip
-        turn += 1
+        if last & ((seen >> 48) > 0):
+            for share in range(S):
+                if _claim(COUNT, FLAG, block, share, S):
+                    _finish_share(
+                        x1s, W, NORM, GRID, CODES, SCALES, PRE_OUT, POST_OUT, COMB_OUT, SCALE, BASE,
+                        PART, PX, COUNT, block, share, T,
+                        rms_eps, norm_eps, pre_eps, sinkhorn_eps, post_mult,
+                        H, BLOCK_M, S, WARPS, TOKENS, OUT, ITERS, HINT, False,
+                    )  # fmt: skip
