@@ -384,7 +384,7 @@ def _words(cell: Cell) -> str:
     if said.word is not None:
         p = "" if cell.p_holm is None else f", p {cell.p_holm:.3g}"
         return f"{said.word}{p}{dropped}"
-    if cell.paired and cell.kind != "gsm8k" and result.low is None:
+    if cell.paired and BY_NAME[cell.metric].group != "accuracy" and result.low is None:
         return result.note
     return f"{said.why.split(',')[0].split(';')[0]}{dropped}"
 

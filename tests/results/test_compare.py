@@ -51,6 +51,12 @@ def test_identical_arms_are_told_apart_by_their_slot() -> None:
     assert cell.ratio == pytest.approx(1.1)
 
 
+def test_a_ratio_of_one_gsm8k_pair_says_so() -> None:
+    rows = [row(s, None, kind="gsm8k", acceptance_length=v) for s, v in enumerate((2.1, 2.2))]
+    (cell,) = compare(rows, ["acceptance_length"])
+    assert "n=1  one pair, no interval" in render([cell])
+
+
 def test_every_arm_is_compared_with_slot_0() -> None:
     cells = compare([row(0, 10.0), row(1, 20.0), row(1, 5.0) | {"slot": 2, "arm": "upstream"}])
     assert [c.arm for c in cells] == ["on", "upstream"]
