@@ -6,17 +6,17 @@ import contextlib
 import functools
 import importlib.util
 import os
-import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
+from .. import kept
 from ..emulator import current
+from ..kept import Packs
 from ..reference.interface import (
     GROUP,
     RELEASED,
@@ -24,6 +24,7 @@ from ..reference.interface import (
     MhcOutputs,
     MhcParams,
     check_seam,
+    empty_outputs,
 )
 from .policy import BLOCK_TOKENS, CHUNK, MhcConfig, choose, override
 
@@ -42,8 +43,6 @@ class _Scratch(NamedTuple):
     state: Tensor
 
 
-_lock = threading.Lock()
-_packs: MutableMapping[Tensor, tuple[int | None, Tensor]] = WeakTensorKeyDictionary()
 _scratch: dict[tuple[torch.device, int], _Scratch] = {}
 # Work space that was outgrown: captured graphs may still hold its address.
 _outgrown: list[_Scratch] = []
@@ -72,44 +71,17 @@ def pack_fn(fn: Tensor) -> Tensor:
     return by_lane.reshape(hidden // CHUNK, STREAMS, 3, 64, 8).contiguous()
 
 
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _need_eager(device: torch.device, what: str) -> None:
-    if _capturing(device):
-        raise RuntimeError(
-            f"mega_mhc would have to make its {what} inside a graph capture; "
-            "call it once eagerly on this stream with the same shapes first"
-        )
-
-
-def _packed(fn: Tensor) -> Tensor:
-    version = None if fn.is_inference() else fn._version
-    with _lock:
-        entry = _packs.get(fn)
-        if entry is None or entry[0] != version:
-            _need_eager(fn.device, "packed fn")
-            entry = (version, pack_fn(fn))
-            if fn.device.type == "cuda":
-                # Other streams will read it without waiting for this one.
-                torch.cuda.current_stream(fn.device).synchronize()
-            _packs[fn] = entry
-    return entry[1]
-
-
-def _stream_handle(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+_packed = Packs(pack_fn)
 
 
 def _scratch_for(device: torch.device, blocks: int, floats: int) -> _Scratch:
     """Work space of the current stream for ``blocks`` token blocks of ``floats`` each."""
-    key = (device, _stream_handle(device))
-    with _lock:
+    key = (device, kept.stream_handle(device))
+    with kept.LOCK:
         held = _scratch.get(key)
         need = blocks * floats
         if held is None or held.state.numel() < blocks or held.exchange.numel() < need:
-            _need_eager(device, "work space")
+            kept.need_eager(device, "work space")
             if held is not None:
                 _outgrown.append(held)
                 blocks = max(blocks, held.state.numel())
@@ -165,13 +137,13 @@ def _launch(variant: _Variant, arguments: tuple[Any, ...]) -> None:
     from .kernel import build
 
     device, *what = variant
-    arguments = (*arguments, fx.Stream(_stream_handle(device)))
+    arguments = (*arguments, fx.Stream(kept.stream_handle(device)))
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         compiled = _compiled.get(variant)
         if compiled is not None:
             compiled(*arguments)
         else:
-            _need_eager(device, "compiled kernel")
+            kept.need_eager(device, "compiled kernel")
             # Compiling launches too. Calling the launcher itself would trace it every time.
             _compiled[variant] = flyc.compile(build(*what), *arguments)
 
@@ -233,23 +205,7 @@ def mega_mhc(
     if variant not in _compiled:
         _require_compiler()
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=R.device)
-
-    outputs = MhcOutputs(
-        residual=torch.empty_like(R) if form == "post" else R,
-        norm=empty(tokens, hidden, dtype=torch.bfloat16),
-        pre=empty(tokens, STREAMS),
-        post=empty(tokens, STREAMS),
-        comb=empty(tokens, STREAMS, STREAMS),
-    )
-    if out == "fp8_grid":
-        outputs = outputs._replace(grid=empty(tokens, hidden, dtype=torch.bfloat16))
-    if out == "mxfp8":
-        outputs = outputs._replace(
-            codes=empty(tokens, hidden, dtype=torch.float8_e4m3fn),
-            scales=empty(tokens, hidden // GROUP, dtype=torch.uint8),
-        )
+    outputs = empty_outputs(R, form, out)
     if tokens == 0:
         return outputs
 

@@ -76,6 +76,36 @@ class MhcOutputs(NamedTuple):
     scales: Tensor | None = None
 
 
+def empty_outputs(R: Tensor, form: str, out: str) -> MhcOutputs:
+    """Uninitialised outputs of a seam for a kernel to fill; without post, ``residual`` is R.
+
+    Args:
+        R: bf16 [T, 4, H].
+        form: one of ``FORMS``.
+        out: one of ``OUTPUTS``.
+    """
+    tokens, _, hidden = R.shape
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=R.device)
+
+    outputs = MhcOutputs(
+        residual=torch.empty_like(R) if form == "post" else R,
+        norm=empty(tokens, hidden, dtype=torch.bfloat16),
+        pre=empty(tokens, STREAMS),
+        post=empty(tokens, STREAMS),
+        comb=empty(tokens, STREAMS, STREAMS),
+    )
+    if out == "fp8_grid":
+        outputs = outputs._replace(grid=empty(tokens, hidden, dtype=torch.bfloat16))
+    if out == "mxfp8":
+        outputs = outputs._replace(
+            codes=empty(tokens, hidden, dtype=torch.float8_e4m3fn),
+            scales=empty(tokens, hidden // GROUP, dtype=torch.uint8),
+        )
+    return outputs
+
+
 def check_seam(
     R: Tensor,
     y: Tensor | None,

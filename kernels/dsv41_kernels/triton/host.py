@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 from triton import cdiv, knobs, next_power_of_2
 
+from .. import kept
+from ..kept import Packs
 from ..reference.interface import (
     GATES,
     GROUP,
     RELEASED,
-    STREAMS,
     MhcOutputs,
     MhcParams,
     check_seam,
+    empty_outputs,
 )
 from .kernel import mega_mhc_kernel
 from .policy import MhcConfig, choose, override
@@ -43,8 +43,6 @@ class _Scratch(NamedTuple):
     flags: Tensor
 
 
-_lock = threading.Lock()
-_packs: MutableMapping[Tensor, tuple[int | None, Tensor]] = WeakTensorKeyDictionary()
 _scratch: dict[tuple[torch.device, int, int, int], _Scratch] = {}
 # Scratch that was outgrown: captured graphs may still hold its address.
 _outgrown: list[_Scratch] = []
@@ -66,36 +64,15 @@ def pack_fn(fn: Tensor) -> Tensor:
     return pair.reshape(2 * GATES, -1).contiguous()
 
 
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _need_eager(device: torch.device, what: str) -> None:
-    if _capturing(device):
-        raise RuntimeError(
-            f"mega_mhc would have to make its {what} inside a graph capture; "
-            "call it once eagerly on this stream with the same shapes first"
-        )
-
-
-def _packed(fn: Tensor) -> Tensor:
-    version = None if fn.is_inference() else fn._version
-    with _lock:
-        entry = _packs.get(fn)
-        if entry is None or entry[0] != version:
-            _need_eager(fn.device, "packed fn")
-            entry = (version, pack_fn(fn))
-            _packs[fn] = entry
-    return entry[1]
+_packed = Packs(pack_fn)
 
 
 def _scratch_for(device: torch.device, blocks: int, config: MhcConfig) -> _Scratch:
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    key = (device, stream, config.NUM_KSPLIT, config.BLOCK_M)
-    with _lock:
+    key = (device, kept.stream_handle(device), config.NUM_KSPLIT, config.BLOCK_M)
+    with kept.LOCK:
         held = _scratch.get(key)
         if held is None or held.counters.shape[0] < blocks:
-            _need_eager(device, "scratch")
+            kept.need_eager(device, "scratch")
             if held is not None:
                 _outgrown.append(held)
             size, splits, tokens = next_power_of_2(blocks), config.NUM_KSPLIT, config.BLOCK_M
@@ -175,23 +152,7 @@ def mega_mhc(
         chosen = override(chosen, config)
     chosen.check(hidden)
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=R.device)
-
-    outputs = MhcOutputs(
-        residual=torch.empty_like(R) if form == "post" else R,
-        norm=empty(tokens, hidden, dtype=torch.bfloat16),
-        pre=empty(tokens, STREAMS),
-        post=empty(tokens, STREAMS),
-        comb=empty(tokens, STREAMS, STREAMS),
-    )
-    if out == "fp8_grid":
-        outputs = outputs._replace(grid=empty(tokens, hidden, dtype=torch.bfloat16))
-    if out == "mxfp8":
-        outputs = outputs._replace(
-            codes=empty(tokens, hidden, dtype=torch.float8_e4m3fn),
-            scales=empty(tokens, hidden // GROUP, dtype=torch.uint8),
-        )
+    outputs = empty_outputs(R, form, out)
     if tokens == 0:
         return outputs
 

@@ -21,7 +21,18 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from .language import async_copy, barrier, constexpr_function, fence, gl, jit, mma, mma_wait
+from .language import (
+    async_load,
+    barrier,
+    commit_group,
+    constexpr_function,
+    fence,
+    gl,
+    jit,
+    mma,
+    mma_wait,
+    wait_group,
+)
 
 # A block's 64-bit counter: events since the scratch was made and hand-offs now open. A launch adds
 # NUM_KSPLIT arrivals and as many finished shares, and no share finishes before the last arrival:
@@ -128,13 +139,13 @@ def _reciprocal(x):
 @jit
 def _copy_slab(s0, s1, s2, s3, sy, at, y_at, m, H: tl.constexpr, MIX: tl.constexpr):
     """Start copying the four streams and y of one slab to shared memory [slab, COLS] each."""
-    async_copy.async_copy_global_to_shared(s0, at, mask=m)
-    async_copy.async_copy_global_to_shared(s1, at + H, mask=m)
-    async_copy.async_copy_global_to_shared(s2, at + 2 * H, mask=m)
-    async_copy.async_copy_global_to_shared(s3, at + 3 * H, mask=m)
+    async_load(s0, at, mask=m)
+    async_load(s1, at + H, mask=m)
+    async_load(s2, at + 2 * H, mask=m)
+    async_load(s3, at + 3 * H, mask=m)
     if MIX:
-        async_copy.async_copy_global_to_shared(sy, y_at, mask=m)
-    async_copy.commit_group()
+        async_load(sy, y_at, mask=m)
+    commit_group()
 
 
 @jit
@@ -211,7 +222,7 @@ def _copy_rows(
     row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
     col = gl.arange(0, to.shape[1], gl.SliceLayout(0, layout))[None, :]
     at = FN + (first + row) * (4 * H) + col
-    async_copy.async_copy_global_to_shared(to.slice(first, ROWS), at)
+    async_load(to.slice(first, ROWS), at)
 
 
 @jit
@@ -219,7 +230,7 @@ def _copy_fn(to, FN, H: tl.constexpr, WARPS: tl.constexpr):
     """Start copying fn of one stream and tile to shared memory [64, COLS], of which 48 are used."""
     _copy_rows(to, FN, 0, 32, H, WARPS)
     _copy_rows(to, FN, 32, 16, H, WARPS)
-    async_copy.commit_group()
+    commit_group()
 
 
 @jit
@@ -480,7 +491,7 @@ def _mix_tile(
         post, comb, pre = _load_carried(
             POST, COMB, PRE, token0 + slab * ROWS, T, COLS, WARPS, MIX, IDENTITY
         )
-        async_copy.wait_group(SLABS - 1 - slab + (4 if WHOLE_FN else 2))
+        wait_group(SLABS - 1 - slab + (4 if WHOLE_FN else 2))
         r0 = s0.slice(slab * ROWS, ROWS).load(wide)
         r1 = s1.slice(slab * ROWS, ROWS).load(wide)
         r2 = s2.slice(slab * ROWS, ROWS).load(wide)
@@ -514,7 +525,7 @@ def _mix_tile(
         gl.store(part + (row + slab * ROWS) * PART_COLS + SUMSQ_COL, sumsq)
 
     acc = gl.full([64, BLOCK_M], 0.0, tl.float32, mma_layout(WARPS, BLOCK_M))
-    async_copy.wait_group(0)
+    wait_group(0)
     fence()
     acc = mma(fn0, s0.permute((1, 0)), acc)
     acc = mma(fn1, s1.permute((1, 0)), acc)
@@ -522,7 +533,7 @@ def _mix_tile(
         acc = mma_wait(acc)
         _copy_fn(fn2, FN + 2 * H + col0, H, WARPS)
         _copy_fn(fn3, FN + 3 * H + col0, H, WARPS)
-        async_copy.wait_group(0)
+        wait_group(0)
         fence()
     acc = mma(fn2, s2.permute((1, 0)), acc)
     acc = mma(fn3, s3.permute((1, 0)), acc)

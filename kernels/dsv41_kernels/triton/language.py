@@ -18,7 +18,8 @@ from triton.experimental import gluon
 from triton.runtime import interpreter
 
 __all__ = [
-    "async_copy", "barrier", "constexpr_function", "fence", "gl", "jit", "mma", "mma_wait",
+    "async_load", "barrier", "commit_group", "constexpr_function", "fence", "gl", "jit", "mma",
+    "mma_wait", "wait_group",
 ]  # fmt: skip
 
 INTERPRETED = bool(knobs.runtime.interpret)
@@ -101,14 +102,14 @@ if INTERPRETED:
     def barrier() -> None:
         tl.debug_barrier()
 
-    def _copy(smem: Any, pointer: Any, mask: Any = None) -> None:
+    def async_load(smem: Any, pointer: Any, mask: Any = None) -> None:
         smem.store(tl.load(pointer, mask=mask))
 
-    async_copy: Any = SimpleNamespace(
-        async_copy_global_to_shared=_copy,
-        commit_group=lambda: None,
-        wait_group=lambda pending: None,
-    )
+    def commit_group() -> None:
+        pass
+
+    def wait_group(pending: int) -> None:
+        pass
 else:
     import triton.experimental.gluon.language as gl
     from triton.experimental.gluon.language.nvidia.hopper import (
@@ -120,7 +121,9 @@ else:
 
     jit = gluon.jit
     constexpr_function = gluon.constexpr_function
-    # Triton 3.6 calls it thread_barrier, later releases barrier.
+    commit_group, wait_group = async_copy.commit_group, async_copy.wait_group
+    # As Triton 3.6 calls them, where there is no name of later releases.
+    async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
     barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
     @jit

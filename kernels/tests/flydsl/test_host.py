@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from dsv41_kernels import kept
 from dsv41_kernels.emulator import Emulator
 from dsv41_kernels.flydsl import host, mega_mhc, pack_fn
 from mhc_cases import seam_inputs
@@ -148,7 +149,7 @@ def test_fn_is_packed_once_and_again_when_it_changes(
     machine: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs = []
-    monkeypatch.setattr(host, "pack_fn", lambda fn: packs.append(fn) or pack_fn(fn))
+    monkeypatch.setattr(host, "_packed", kept.Packs(lambda fn: packs.append(fn) or pack_fn(fn)))
     arguments = seam_inputs(2, HIDDEN)
     first = mega_mhc(**arguments)
     mega_mhc(**arguments)
@@ -161,17 +162,17 @@ def test_fn_is_packed_once_and_again_when_it_changes(
 
 def test_a_capture_allocates_nothing(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = seam_inputs(2, HIDDEN)
-    monkeypatch.setattr(host, "_capturing", lambda device: True)
+    monkeypatch.setattr(kept, "capturing", lambda device: True)
     with pytest.raises(RuntimeError, match="its packed fn inside a graph capture"):
         mega_mhc(**arguments)
-    monkeypatch.setattr(host, "_capturing", lambda device: False)
+    monkeypatch.setattr(kept, "capturing", lambda device: False)
     eager = mega_mhc(**arguments)
-    monkeypatch.setattr(host, "_capturing", lambda device: True)
+    monkeypatch.setattr(kept, "capturing", lambda device: True)
     captured = mega_mhc(**arguments)
     assert torch.equal(eager.norm, captured.norm)
     with pytest.raises(RuntimeError, match="its work space inside a graph capture"):
         mega_mhc(**(seam_inputs(40, HIDDEN) | {"fn": arguments["fn"]}))
-    monkeypatch.setattr(host, "_stream_handle", lambda device: 7)
+    monkeypatch.setattr(kept, "stream_handle", lambda device: 7)
     with pytest.raises(RuntimeError, match="its work space inside a graph capture"):
         mega_mhc(**arguments)
     monkeypatch.setattr(host, "_compiled", {})
@@ -184,7 +185,7 @@ def test_work_space_belongs_to_a_stream_and_outlives_growth(
     machine: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = 1
-    monkeypatch.setattr(host, "_stream_handle", lambda device: stream)
+    monkeypatch.setattr(kept, "stream_handle", lambda device: stream)
     device = torch.device("cpu")
     first = host._scratch_for(device, 1, 100)
     assert host._scratch_for(device, 1, 50) is first

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dsv41_kernels import kept
 from dsv41_kernels.emulator import Emulator, KernelFault, emulated, gfx950
 from dsv41_kernels.flydsl import device, host, kernel, mega_mhc
 from dsv41_kernels.reference.interface import RELEASED, MhcOutputs
@@ -215,7 +216,7 @@ def test_two_streams_at_once(machine: Emulator, monkeypatch: pytest.MonkeyPatch)
     results = []
     with machine.together():
         for stream, arguments in enumerate(calls):
-            monkeypatch.setattr(host, "_stream_handle", lambda device, stream=stream: stream)
+            monkeypatch.setattr(kept, "stream_handle", lambda device, stream=stream: stream)
             results.append(mega_mhc(**arguments, out="mxfp8", config={"NUM_KSPLIT": 4}))
     assert len(machine.launches) == 2
     for got, arguments in zip(results, calls, strict=True):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from dsv41_kernels import kept
 from dsv41_kernels.reference.interface import FORMS, OUTPUTS, MhcParams
 from dsv41_kernels.reference.mhc import with_quantized
 from dsv41_kernels.triton import MhcConfig, host, mega_mhc, pack_fn, policy
@@ -182,12 +183,12 @@ def test_wrong_hidden_size() -> None:
 
 def test_capture_must_not_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = seam_inputs(1, 128, device=DEVICE)
-    monkeypatch.setattr(host, "_capturing", lambda device: True)
+    monkeypatch.setattr(kept, "capturing", lambda device: True)
     with pytest.raises(RuntimeError, match="packed fn"):
         mega_mhc(**arguments, config=SPIN)
-    monkeypatch.setattr(host, "_capturing", lambda device: False)
+    monkeypatch.setattr(kept, "capturing", lambda device: False)
     mega_mhc(**arguments, config=SPIN)
-    monkeypatch.setattr(host, "_capturing", lambda device: True)
+    monkeypatch.setattr(kept, "capturing", lambda device: True)
     mega_mhc(**arguments, config=SPIN)
     with pytest.raises(RuntimeError, match="scratch"):
         mega_mhc(**arguments, config={**SPIN, "BLOCK_M": 128, "NUM_KSPLIT": 4})
