@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from recipes.schema import Recipe, SearchSpace
+from results.stats import abba
 from samenode.errors import UserError
 from serve.command import Phase, speculative_config
 
@@ -140,10 +141,10 @@ def expand(recipe: Recipe, wanted: Selection) -> list[Launch]:
 
 def _agentx(space: SearchSpace, wanted: Selection, before: int) -> list[Launch]:
     concs = wanted.conc or space.concurrencies
-    slots = list(enumerate(wanted.arms))
     launches: list[Launch] = []
-    for repeat in range(1, wanted.repeats + 1):
-        for slot, arm in slots if repeat % 2 else reversed(slots):
+    for repeat, slots in enumerate(abba(wanted.repeats, len(wanted.arms)), 1):
+        for slot in slots:
+            arm = wanted.arms[slot]
             upward = (before + len(launches)) % 2 == 0
             points = tuple(
                 Point(0, "agentx", arm, slot, space.name, conc, repeat, 0, "")
