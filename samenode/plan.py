@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from recipes.schema import Recipe, SearchSpace
-from results.stats import abba
+from results.order import abba
 from samenode.errors import UserError
 from serve.command import Phase, speculative_config
 

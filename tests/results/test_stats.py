@@ -15,9 +15,9 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
+from results.order import abba
 from results.stats import (
     NoiseFloor,
-    abba,
     holm,
     noise_floor,
     paired_ratio,

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from results.accuracy_tests import tango_interval, widened_floor
+from results.order import abba
 from results.stats import (
-    abba,
     noise_floor,
     paired_ratio,
     pairs_needed,

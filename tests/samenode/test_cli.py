@@ -166,3 +166,10 @@ def test_the_makefile_builds_an_image_for_each_accelerator_and_runs_it(
     assert f"--profile {accelerator} down" in printed("down")
     words = printed("agentx", "RUNTIME=docker", "IMAGE=mine:1")
     assert "--runtime docker --image mine:1" in words
+
+
+def test_the_command_line_starts_without_what_few_commands_need() -> None:
+    script = "import sys, samenode.cli; print(*{'scipy', 'pandas', 'docker'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout.strip()
