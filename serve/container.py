@@ -32,7 +32,7 @@ from recipes.schema import LocalModel
 from samenode.errors import UserError
 from serve import models, ports
 from serve.command import ServerCommand
-from serve.node import _PACKAGES_SCRIPT
+from serve.node import PACKAGES_SCRIPT
 from serve.process import ServerError, complaint, tree
 
 RUN_LABEL, ACCEL_LABEL = "samenode.run", "samenode.accel"
@@ -215,7 +215,7 @@ def add_image(facts: dict[str, Any], image: str) -> dict[str, Any]:
     with _engine() as client:
         found = _image(client, image)
         try:
-            output = _once(client, found.id, ["python3", "-c", _PACKAGES_SCRIPT])
+            output = _once(client, found.id, ["python3", "-c", PACKAGES_SCRIPT])
             inside = json.loads(output.splitlines()[-1])
         except (ContainerError, ValueError, IndexError) as error:
             raise UserError(
@@ -268,7 +268,7 @@ def add_labels(image: str) -> dict[str, str]:
         labels: dict[str, str] = {}
         try:
             for program in ("/opt/samenode/server/bin/python", "/opt/samenode/client/bin/python"):
-                output = _once(client, found.id, [program, "-c", _PACKAGES_SCRIPT])
+                output = _once(client, found.id, [program, "-c", PACKAGES_SCRIPT])
                 packages = json.loads(output.splitlines()[-1])["packages"]
                 for name in LABELLED & packages.keys():
                     labels[f"samenode.version.{name}"] = packages[name]
@@ -290,33 +290,27 @@ def converted(model: LocalModel, image: str) -> Path:
     Raises:
         UserError: the package is not in the image, or the conversion fails.
     """
-    folder = models.converted_folder(model)
-    if (folder / "config.json").exists():
-        return folder
-    script = Path(models.__file__).with_name("convert_gguf.py")
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    cache = _cache()
-    with _engine() as client:
-        try:
-            _once(
-                client,
-                _image(client, image).id,
-                ["python3", str(script), model.package, model.file, model.sha256, str(partial)],
-                environment={**_environment(cache), "HF_HUB_OFFLINE": "1"},
-                mounts=[_bind(script, read_only=True), _bind(folder.parent), _bind(cache)],
-                user=_user(),
-                working_dir=str(folder.parent),
-            )
-            partial.rename(folder)
-        except ContainerError as error:
-            raise UserError(
-                f"{model.package}/{model.file} could not be converted in {image}: "
-                f"{_last_line(error)}"
-            ) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return folder
+
+    def convert(script: Path, arguments: list[str]) -> None:
+        models_folder, cache = models.converted_folder(model).parent, _cache()
+        with _engine() as client:
+            try:
+                _once(
+                    client,
+                    _image(client, image).id,
+                    ["python3", str(script), *arguments],
+                    environment={**_environment(cache), "HF_HUB_OFFLINE": "1"},
+                    mounts=[_bind(script, read_only=True), _bind(models_folder), _bind(cache)],
+                    user=_user(),
+                    working_dir=str(models_folder),
+                )
+            except ContainerError as error:
+                raise UserError(
+                    f"{model.package}/{model.file} could not be converted in {image}: "
+                    f"{_last_line(error)}"
+                ) from error
+
+    return models.convert_once(model, convert)
 
 
 def _last_line(error: ContainerError) -> str:

@@ -129,6 +129,26 @@ def converted_folder(model: LocalModel) -> Path:
     return cache_folder() / "models" / f"{model.name}-{model.sha256[:12]}"
 
 
+def convert_once(model: LocalModel, convert: Callable[[Path, list[str]], None]) -> Path:
+    """The safetensors folder of a packaged GGUF file; on first use ``convert`` makes it.
+
+    ``convert`` is given a script and its arguments, to be run by a Python that has the package,
+    with ``converted_folder(model).parent`` writable.
+    """
+    folder = converted_folder(model)
+    if (folder / "config.json").exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    script = Path(__file__).with_name("convert_gguf.py")
+    try:
+        convert(script, [model.package, model.file, model.sha256, str(partial)])
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
 def converted(model: LocalModel, server_python: Path) -> Path:
     """The safetensors folder of a packaged GGUF file, converting it on first use (about 30 s).
 
@@ -136,24 +156,19 @@ def converted(model: LocalModel, server_python: Path) -> Path:
         UserError: the package is not in the server environment, its file is another one than the
             recipe's checksum says, or the conversion fails.
     """
-    folder = converted_folder(model)
-    if (folder / "config.json").exists():
-        return folder
-    if not server_python.exists():
-        raise UserError(f"no server environment at {server_python.parent.parent}; run 'make setup'")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    script = Path(__file__).with_name("convert_gguf.py")
-    argv = [str(server_python), str(script), model.package, model.file, model.sha256, str(partial)]
-    try:
+
+    def convert(script: Path, arguments: list[str]) -> None:
+        if not server_python.exists():
+            raise UserError(
+                f"no server environment at {server_python.parent.parent}; run 'make setup'"
+            )
         done = subprocess.run(
-            argv, capture_output=True, text=True, check=False, cwd=folder.parent,
+            [str(server_python), str(script), *arguments],
+            capture_output=True, text=True, check=False, cwd=converted_folder(model).parent,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             raise UserError(f"{model.package}/{model.file} could not be converted: {last}")
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder
+
+    return convert_once(model, convert)

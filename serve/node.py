@@ -50,7 +50,7 @@ _SECRET_VALUE = re.compile(
     r"|://[^/\s@]+@"  # user:password@host
 )
 
-_PACKAGES_SCRIPT = """
+PACKAGES_SCRIPT = """
 import importlib.metadata as m, json, sys
 found = {}
 for d in m.distributions():
@@ -66,6 +66,7 @@ for d in m.distributions():
     found[name.lower().replace("_", "-")] = version + (" @ " + commit if commit else "")
 print(json.dumps({"python": sys.version.split()[0], "packages": found}))
 """
+"""Prints, in any Python, its version and its packages with theirs as one line of JSON."""
 
 
 def collect(server_python: Path | None) -> dict[str, Any]:
@@ -199,7 +200,7 @@ def environment_of(python: Path) -> dict[str, Any]:
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     try:
         done = subprocess.run(
-            [str(python), "-c", _PACKAGES_SCRIPT],
+            [str(python), "-c", PACKAGES_SCRIPT],
             capture_output=True, text=True, check=True, timeout=60, cwd="/", env=env,
         )  # fmt: skip
         answer = json.loads(done.stdout.splitlines()[-1])
