@@ -197,9 +197,13 @@ class Emulator:
         params = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
         self.start(module, kernel, grid, block, dynamic_lds, ctypes.addressof(params), len(cells))
 
+    def _own_ranges(self) -> dict[int, int]:
+        """Base and size of all memory that is accessible in every launch."""
+        registered = {base: storage.nbytes() for base, storage in self._registered.items()}
+        return self.allocated | registered
+
     def _run(self, pending: list[_Pending]) -> None:
-        ranges = dict(self.allocated)
-        ranges |= {base: storage.nbytes() for base, storage in self._registered.items()}
+        ranges = self._own_ranges()
         for item in pending:
             ranges |= item.ranges
             ranges[item.module.base] = item.module.size
@@ -298,8 +302,7 @@ class Emulator:
 
     def _resolve_pointers(self, kernel: Kernel, address: int, ranges: dict[int, int]) -> None:
         """Registers the live tensors that integer arguments point into (FlyDSL's Int64 idiom)."""
-        known = ranges | self.allocated
-        known |= {base: storage.nbytes() for base, storage in self._registered.items()}
+        known = ranges | self._own_ranges()
         missing = []
         for arg in kernel.args:
             if arg[".value_kind"].startswith("hidden_"):

@@ -189,8 +189,6 @@ void capture(Wave &w, Access &access, const Operand &o, int first, int dwords) {
 
 // ---- Reads ----------------------------------------------------------------------------------------
 
-enum class Into { WHOLE, LOW, HIGH };  // d16 reads fill one half
-
 template <int Size, bool Signed, Into Half>
 void perform_read(Wave &w, Access &access) {
   const Inst &I = *access.inst;
@@ -199,18 +197,7 @@ void perform_read(Wave &w, Access &access) {
   each_lane(access.lanes, [&](int l) {
     const u32 address = static_cast<u32>(access.address[l]);
     if (touch_read<Size>(w, I, address)) defined |= 1ull << l;
-    const u8 *from = w.group->lds.data() + address;
-    if constexpr (Size >= 4) {
-      for (int k = 0; k < Size / 4; k++)
-        std::memcpy(&w.v[(first + k) * kLanes + l], from + 4 * k, 4);
-    } else {
-      u32 x = 0;
-      std::memcpy(&x, from, Size);
-      if (Signed)
-        x = Size == 1 ? static_cast<u32>(static_cast<i8>(x)) : static_cast<u32>(static_cast<i16>(x));
-      u32 &to = w.v[first * kLanes + l];
-      to = Half == Into::WHOLE ? x : put_half(to, x & 0xffff, Half == Into::HIGH);
-    }
+    load_lane<Size, Signed, Half>(w, first, l, w.group->lds.data() + address);
   });
   for (int k = 0; k < std::max(1, Size / 4); k++)
     set_defined(w, I, first + k, access.lanes, defined);

@@ -150,6 +150,23 @@ inline bool saturates(const Wave &w) { return w.mode & kModeFp16Overflow; }
 inline u32 put_half(u32 old, u32 value, bool high) {
   return high ? (old & 0xffff) | value << 16 : (old & 0xffff0000) | (value & 0xffff);
 }
+
+enum class Into { WHOLE, LOW, HIGH };  // d16 loads fill one half
+
+// A lane's loaded value into its registers.
+template <int Size, bool Signed, Into Half>
+void load_lane(Wave &w, u32 first, int l, const u8 *bytes) {
+  if constexpr (Size >= 4) {
+    for (int k = 0; k < Size / 4; k++) std::memcpy(&w.v[(first + k) * kLanes + l], bytes + 4 * k, 4);
+  } else {
+    u32 x = 0;
+    std::memcpy(&x, bytes, Size);
+    if (Signed)
+      x = Size == 1 ? static_cast<u32>(static_cast<i8>(x)) : static_cast<u32>(static_cast<i16>(x));
+    u32 &to = w.v[first * kLanes + l];
+    to = Half == Into::WHOLE ? x : put_half(to, x & 0xffff, Half == Into::HIGH);
+  }
+}
 inline u32 put_byte(u32 old, u32 value, int k) {
   return (old & ~(0xffu << (8 * k))) | (value & 0xff) << (8 * k);
 }

@@ -7,7 +7,6 @@
 namespace {
 
 enum class Space { GLOBAL, FLAT, SCRATCH, BUFFER };
-enum class Into { WHOLE, LOW, HIGH };
 
 [[noreturn]] void fail_bounds(const Wave &w, u64 address, u32 size, int lane, const char *what) {
   const Range *near = w.shard->memory.nearest(address);
@@ -163,19 +162,6 @@ void read_lanes(Wave &w, Access &access, F f) {
 
 // ---- Loads ----------------------------------------------------------------------------------------
 
-template <int Size, bool Signed, Into Half>
-void deliver(Wave &w, u32 first, int l, const u8 *bytes) {
-  if constexpr (Size >= 4) {
-    for (int k = 0; k < Size / 4; k++) std::memcpy(&w.v[(first + k) * kLanes + l], bytes + 4 * k, 4);
-  } else {
-    u32 x = 0;
-    std::memcpy(&x, bytes, Size);
-    if (Signed)
-      x = Size == 1 ? static_cast<u32>(static_cast<i8>(x)) : static_cast<u32>(static_cast<i16>(x));
-    u32 &to = w.v[first * kLanes + l];
-    to = Half == Into::WHOLE ? x : put_half(to, x & 0xffff, Half == Into::HIGH);
-  }
-}
 void set_defined(Wave &w, const Inst &I, u32 first, int rows, u64 lanes, u64 defined) {
   for (int k = 0; k < rows; k++) {
     w.defined[first + k] = (w.defined[first + k] & ~lanes) | (defined & lanes);
@@ -189,7 +175,7 @@ void perform_load(Wave &w, Access &access) {
   u64 defined = 0;
   read_lanes(w, access, [&](int l, const u8 *bytes, bool written) {
     defined |= static_cast<u64>(written) << l;
-    deliver<Size, Signed, Half>(w, first, l, bytes);
+    load_lane<Size, Signed, Half>(w, first, l, bytes);
   });
   set_defined(w, *access.inst, first, std::max(1, Size / 4), access.active, defined);
 }
@@ -233,7 +219,7 @@ void load(Wave &w, const Inst &I) {
     u64 defined = 0;
     each_lane(access->active, [&](int l) {
       const u64 address = access->address[l];
-      deliver<Size, Signed, Half>(w, first, l, scratch_at(w, w.scratch, l, address));
+      load_lane<Size, Signed, Half>(w, first, l, scratch_at(w, w.scratch, l, address));
       const u8 *written = scratch_at(w, w.scratch_written, l, address);
       defined |= static_cast<u64>(std::all_of(written, written + Size, [](u8 x) { return x; })) << l;
     });
