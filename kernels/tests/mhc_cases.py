@@ -37,6 +37,29 @@ def seam_inputs(
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
 
 
+GATES_NEAR = (1e-3, 5e-4)
+TOLERANCES = {
+    "residual": (1.6e-2, 1e-5), "norm": (1e-2, 2e-2),
+    "pre": GATES_NEAR, "post": GATES_NEAR, "comb": GATES_NEAR,
+}  # fmt: skip
+"""(rtol, atol) of each output against float64 (kernel specification A). The residual's absolute
+allowance is for sums that cancel."""
+
+
+def expected(
+    got: MhcOutputs, arguments: dict[str, Any], form: str, params: MhcParams = RELEASED
+) -> MhcOutputs:
+    """The float64 reference of each output, judged on the implementation's own earlier rounding, as
+    the definition is: gates and norm on its residual."""
+    if form != "post":
+        return mhc_seam(**arguments, form=form, params=params, compute=torch.float64)
+    a = arguments
+    mixed = post_mix(a["R"], a["y"], a["post"], a["comb"], torch.float64)
+    later = a | {"R": got.residual, "y": None, "post": None, "comb": None}
+    want = mhc_seam(**later, form="no_post", params=params, compute=torch.float64)
+    return want._replace(residual=mixed)
+
+
 def assert_seam(
     got: MhcOutputs,
     arguments: dict[str, Any],
@@ -47,29 +70,15 @@ def assert_seam(
 ) -> None:
     """Hold an implementation's outputs against the float64 reference.
 
-    Gates rtol 1e-3 / atol 5e-4, residual rtol 1.6e-2, norm 1e-2 / 2e-2 (kernel specification A).
-    Each is judged on the implementation's own earlier rounding, as the definition is: gates and
-    norm on its residual, quantised outputs bit for bit on its norm. The residual's absolute
-    allowance, 1e-5, is for sums that cancel.
+    Within ``TOLERANCES`` of ``expected``; quantised outputs bit for bit on the implementation's own
+    norm.
     """
-    near = torch.testing.assert_close
-    later = dict(arguments)
-    if form == "post":
-        a = arguments
-        mixed = post_mix(a["R"], a["y"], a["post"], a["comb"], torch.float64)
-        near(got.residual.float(), mixed.float(), rtol=1.6e-2, atol=1e-5)
-        later |= {"R": got.residual, "y": None, "post": None, "comb": None}
-    else:
+    want = expected(got, arguments, form, params)
+    if form != "post":
         assert got.residual is arguments["R"]
-    want = mhc_seam(
-        **later,
-        form="no_post" if form == "post" else form,
-        params=params,
-        compute=torch.float64,
-    )
-    for name in ("pre", "post", "comb"):
-        near(getattr(got, name).double(), getattr(want, name), rtol=1e-3, atol=5e-4)
-    near(got.norm.double(), want.norm, rtol=1e-2, atol=2e-2)
+    for name, (rtol, atol) in TOLERANCES.items():
+        mine, rule = getattr(got, name).double(), getattr(want, name).double()
+        torch.testing.assert_close(mine, rule, rtol=rtol, atol=atol)
     exact = with_quantized(got, got.norm, out)
     for name in ("grid", "codes", "scales"):
         mine, rule = getattr(got, name), getattr(exact, name)

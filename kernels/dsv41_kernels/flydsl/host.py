@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import kept
+from ..configs import override
 from ..emulator import current
 from ..kept import Packs
 from ..reference.interface import (
@@ -26,7 +27,7 @@ from ..reference.interface import (
     check_seam,
     empty_outputs,
 )
-from .policy import BLOCK_TOKENS, CHUNK, MhcConfig, choose, override
+from .policy import BLOCK_TOKENS, CHUNK, MhcConfig, choose
 
 ARCH = "gfx950"
 

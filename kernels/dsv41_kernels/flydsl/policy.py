@@ -5,10 +5,10 @@ The choice is a model, not a measurement: nothing here has run on an MI355X.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 BLOCK_TOKENS = 16
 """Tokens of a workgroup: the rows of the MFMA."""
@@ -172,16 +172,3 @@ def token_buckets(max_tokens: int, hidden: int, out: str, cu_count: int) -> tupl
                 yield Bucket(min(block * BLOCK_TOKENS, max_tokens), config)
 
     return tuple(runs())
-
-
-def override(config: MhcConfig, changes: Mapping[str, Any]) -> MhcConfig:
-    """``config`` with some keys replaced.
-
-    Raises:
-        ValueError: an unknown key.
-    """
-    known = [f.name for f in fields(MhcConfig)]
-    unknown = sorted(set(changes) - set(known))
-    if unknown:
-        raise ValueError(f"unknown config key {unknown[0]!r}; known keys: {', '.join(known)}")
-    return MhcConfig(**{**asdict(config), **changes})

@@ -11,6 +11,7 @@ from torch import Tensor
 from triton import cdiv, knobs, next_power_of_2
 
 from .. import kept
+from ..configs import override
 from ..kept import Packs
 from ..reference.interface import (
     GATES,
@@ -21,10 +22,8 @@ from ..reference.interface import (
     check_seam,
     empty_outputs,
 )
-from .kernel import mega_mhc_kernel
-from .policy import MhcConfig, choose, override
-
-_PART_COLS = 32
+from .kernel import PART_COLS, mega_mhc_kernel
+from .policy import MhcConfig, choose
 
 
 class _Scratch(NamedTuple):
@@ -77,7 +76,7 @@ def _scratch_for(device: torch.device, blocks: int, config: MhcConfig) -> _Scrat
                 _outgrown.append(held)
             size, splits, tokens = next_power_of_2(blocks), config.NUM_KSPLIT, config.BLOCK_M
             held = _Scratch(
-                part=torch.empty(size, splits, tokens, _PART_COLS, device=device),
+                part=torch.empty(size, splits, tokens, PART_COLS.value, device=device),
                 px=torch.empty(size, splits, tokens, device=device),
                 counters=torch.zeros(size, dtype=torch.int64, device=device),
                 flags=torch.zeros(size, splits, dtype=torch.int32, device=device),
@@ -97,6 +96,25 @@ def _sm_count(device: torch.device) -> int:
     if (found.major, found.minor) != (9, 0):
         raise ValueError(f"the Triton mega_mhc runs on sm_90, not sm_{found.major}{found.minor}")
     return int(found.multi_processor_count)
+
+
+def build_options(
+    config: MhcConfig, hidden: int, form: str, out: str, sinkhorn_iters: int
+) -> dict[str, Any]:
+    """What tells one build of the kernel from another: its constants and the compiler's options."""
+    options: dict[str, Any] = {
+        "H": hidden, "BLOCK_M": config.BLOCK_M, "S": config.NUM_KSPLIT,
+        "MIX": form == "post", "IDENTITY": form == "identity_pre", "OUT": out,
+        "ITERS": sinkhorn_iters, "SPIN": config.SPIN, "STREAM": config.STREAM,
+        "WARPS": config.NUM_WARPS, "DEFERRED": config.DEFER > 0,
+        "TOKENS": max(
+            config.GATE_TOKENS, next_power_of_2(cdiv(config.BLOCK_M, config.NUM_KSPLIT))
+        ),
+        "num_warps": config.NUM_WARPS,
+    }  # fmt: skip
+    if config.MAX_REGS:
+        options["maxnreg"] = config.MAX_REGS
+    return options
 
 
 def mega_mhc(
@@ -159,9 +177,6 @@ def mega_mhc(
     blocks = cdiv(tokens, chosen.BLOCK_M)
     packed = _packed(fn)
     scratch = _scratch_for(R.device, blocks, chosen)
-    launch: dict[str, Any] = {"num_warps": chosen.NUM_WARPS}
-    if chosen.MAX_REGS:
-        launch["maxnreg"] = chosen.MAX_REGS
     defer = min(chosen.DEFER, blocks)
     mega_mhc_kernel[((blocks + defer) * chosen.NUM_KSPLIT,)](
         R, y, pre, post, comb, packed, scale, base, norm_w,
@@ -170,11 +185,6 @@ def mega_mhc(
         scratch.part, scratch.px, scratch.counters, scratch.flags,
         tokens, defer, params.rms_eps, params.norm_eps, params.pre_eps, params.sinkhorn_eps,
         params.post_mult,
-        H=hidden, BLOCK_M=chosen.BLOCK_M, S=chosen.NUM_KSPLIT,
-        MIX=form == "post", IDENTITY=form == "identity_pre", OUT=out,
-        ITERS=params.sinkhorn_iters, SPIN=chosen.SPIN, STREAM=chosen.STREAM,
-        WARPS=chosen.NUM_WARPS, DEFERRED=chosen.DEFER > 0,
-        TOKENS=max(chosen.GATE_TOKENS, next_power_of_2(cdiv(chosen.BLOCK_M, chosen.NUM_KSPLIT))),
-        **launch,
+        **build_options(chosen, hidden, form, out, params.sinkhorn_iters),
     )  # fmt: skip
     return outputs

@@ -21,6 +21,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from . import policy
 from .language import (
     async_load,
     barrier,
@@ -43,6 +44,7 @@ EVENTS = tl.constexpr((1 << 48) - 1)
 PART_COLS = tl.constexpr(32)  # 24 gates, the sum of squares, padding
 SUMSQ_COL = tl.constexpr(24)
 INV_448 = tl.constexpr(1.0 / 448.0)
+whole_fn = constexpr_function(policy.whole_fn)
 
 
 @constexpr_function
@@ -430,6 +432,16 @@ def _x1_rstd(
 
 
 @jit
+def _first_slab(
+    block, split, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, wide: tl.constexpr, COLS: tl.constexpr
+):
+    """Rows [ROWS] and columns [COLS] of a tile's first slab, and where they begin in [T, H]."""
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, wide))
+    col = gl.arange(0, COLS, gl.SliceLayout(0, wide))
+    return row, col, block * BLOCK_M, split * COLS
+
+
+@jit
 def _start_tile(
     s0, s1, s2, s3, sy, fn0, fn1, fn2, fn3, R, Y, FN, block, split, T,
     H: tl.constexpr, BLOCK_M: tl.constexpr, S: tl.constexpr, WARPS: tl.constexpr,
@@ -439,12 +451,9 @@ def _start_tile(
     COLS: tl.constexpr = H // S
     ROWS: tl.constexpr = slab_rows(WARPS, COLS)
     SLABS: tl.constexpr = BLOCK_M // ROWS
-    WHOLE_FN: tl.constexpr = COLS <= 64
+    WHOLE_FN: tl.constexpr = whole_fn(COLS)
     wide: tl.constexpr = wide_layout(WARPS, COLS)
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, wide))
-    col = gl.arange(0, COLS, gl.SliceLayout(0, wide))
-    token0 = block * BLOCK_M
-    col0 = split * COLS
+    row, col, token0, col0 = _first_slab(block, split, ROWS, BLOCK_M, wide, COLS)
     base = token0 + row
     at = R + base[:, None] * (4 * H) + (col0 + col)[None, :]
     y_at = at
@@ -477,12 +486,9 @@ def _mix_tile(
     COLS: tl.constexpr = H // S
     ROWS: tl.constexpr = slab_rows(WARPS, COLS)
     SLABS: tl.constexpr = BLOCK_M // ROWS
-    WHOLE_FN: tl.constexpr = COLS <= 64
+    WHOLE_FN: tl.constexpr = whole_fn(COLS)
     wide: tl.constexpr = wide_layout(WARPS, COLS)
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, wide))
-    col = gl.arange(0, COLS, gl.SliceLayout(0, wide))
-    token0 = block * BLOCK_M
-    col0 = split * COLS
+    row, col, token0, col0 = _first_slab(block, split, ROWS, BLOCK_M, wide, COLS)
     part = PART + (block * S + split) * (BLOCK_M * PART_COLS)
     px = PX + (block * S + split) * BLOCK_M
     base = token0 + row
@@ -646,7 +652,7 @@ def mega_mhc_kernel(
 ):  # fmt: skip
     COLS: tl.constexpr = H // S
     HINT: tl.constexpr = "evict_first" if STREAM else ""
-    WHOLE_FN: tl.constexpr = COLS <= 64
+    WHOLE_FN: tl.constexpr = whole_fn(COLS)
     operand: tl.constexpr = operand_layout(COLS)
     s0 = gl.allocate_shared_memory(tl.bfloat16, [BLOCK_M, COLS], operand)
     s1 = gl.allocate_shared_memory(tl.bfloat16, [BLOCK_M, COLS], operand)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 BLOCKS = (16, 32, 64, 128)
 COLUMNS = (32, 64, 128, 256)
 SHARED_BYTES = 227 * 1024
+
+
+def whole_fn(columns: int) -> bool:
+    """Whether a program holds its fn of all four streams at once; else it goes two by two."""
+    return columns <= 64
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class MhcConfig:
 
     def shared_bytes(self, columns: int) -> int:
         """What the streams, y, fn and x1 take (reductions take little more)."""
-        tiles = (5 if self.DEFER else 6) * self.BLOCK_M + (4 if columns <= 64 else 2) * 64
+        tiles = (5 if self.DEFER else 6) * self.BLOCK_M + (4 if whole_fn(columns) else 2) * 64
         return 2 * columns * tiles
 
 
@@ -112,16 +115,3 @@ def fit(config: MhcConfig, hidden: int) -> MhcConfig:
     block = max(config.BLOCK_M, 4 * 256 * splits // hidden)  # work for four warps
     warps = 8 if config.NUM_WARPS == 8 and block * hidden // splits >= 8 * 256 else 4
     return replace(config, BLOCK_M=block, NUM_KSPLIT=splits, NUM_WARPS=warps)
-
-
-def override(config: MhcConfig, changes: Mapping[str, Any]) -> MhcConfig:
-    """``config`` with some keys replaced.
-
-    Raises:
-        ValueError: an unknown key.
-    """
-    known = [f.name for f in fields(MhcConfig)]
-    unknown = sorted(set(changes) - set(known))
-    if unknown:
-        raise ValueError(f"unknown config key {unknown[0]!r}; known keys: {', '.join(known)}")
-    return replace(config, **changes)

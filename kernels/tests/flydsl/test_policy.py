@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv41_kernels.configs import override
 from dsv41_kernels.flydsl import policy
-from dsv41_kernels.flydsl.policy import BLOCK_TOKENS, MhcConfig, choose, override, token_buckets
+from dsv41_kernels.flydsl.policy import BLOCK_TOKENS, MhcConfig, choose, token_buckets
 
 
 def blocks_of(tokens: int) -> int:

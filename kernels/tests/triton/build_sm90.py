@@ -17,7 +17,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from dsv41_kernels.reference.interface import RELEASED
 from dsv41_kernels.triton import policy
+from dsv41_kernels.triton.host import build_options
 from dsv41_kernels.triton.kernel import mega_mhc_kernel
 
 HIDDEN, SM_COUNT = 5120, 132
@@ -41,14 +43,11 @@ def absent(form: str, out: str) -> list[str]:
 def build(tokens: int, form: str, out: str) -> dict[str, Any]:
     """Registers, stack and shared memory of the policy's build for a call."""
     config = policy.choose(tokens, HIDDEN, SM_COUNT)
-    least = triton.next_power_of_2(triton.cdiv(config.BLOCK_M, config.NUM_KSPLIT))
-    constants: dict[str, Any] = {
-        "H": HIDDEN, "BLOCK_M": config.BLOCK_M, "S": config.NUM_KSPLIT, "MIX": form == "post",
-        "IDENTITY": form == "identity_pre", "OUT": out, "ITERS": 20, "SPIN": config.SPIN,
-        "STREAM": config.STREAM, "WARPS": config.NUM_WARPS, "DEFERRED": config.DEFER > 0,
-        "TOKENS": max(config.GATE_TOKENS, least), **dict.fromkeys(absent(form, out)),
-    }  # fmt: skip
     names = mega_mhc_kernel.arg_names
+    chosen = build_options(config, HIDDEN, form, out, RELEASED.sinkhorn_iters)
+    constants = {name: value for name, value in chosen.items() if name in names}
+    options = {name: value for name, value in chosen.items() if name not in names}
+    constants |= dict.fromkeys(absent(form, out))
     kinds = {"T": "i32", "defer": "i32"} | {
         n: "fp32" for n in names if n.islower() and n != "defer"
     }
@@ -60,9 +59,6 @@ def build(tokens: int, form: str, out: str) -> dict[str, Any]:
         {(names.index(name),): value for name, value in constants.items()},
         {(i,): aligned for i, name in enumerate(names) if signature[name].startswith("*")},
     )
-    options: dict[str, Any] = {"num_warps": config.NUM_WARPS}
-    if config.MAX_REGS:
-        options["maxnreg"] = config.MAX_REGS
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
