@@ -22,8 +22,10 @@ from ..reference.interface import (
     check_seam,
     empty_outputs,
 )
-from .kernel import PART_COLS, mega_mhc_kernel
-from .policy import MhcConfig, choose
+from .persistent_kernel import persistent_kernel
+from .policy import FN_COLS, MhcConfig, choose
+from .seam import PART_COLS, operand_layout
+from .tile_kernel import tile_kernel
 
 
 class _Scratch(NamedTuple):
@@ -102,19 +104,32 @@ def build_options(
     config: MhcConfig, hidden: int, form: str, out: str, sinkhorn_iters: int
 ) -> dict[str, Any]:
     """What tells one build of the kernel from another: its constants and the compiler's options."""
-    options: dict[str, Any] = {
+    return {
         "H": hidden, "BLOCK_M": config.BLOCK_M, "S": config.NUM_KSPLIT,
         "MIX": form == "post", "IDENTITY": form == "identity_pre", "OUT": out,
-        "ITERS": sinkhorn_iters, "SPIN": config.SPIN, "STREAM": config.STREAM,
-        "WARPS": config.NUM_WARPS, "DEFERRED": config.DEFER > 0,
+        "ITERS": sinkhorn_iters, "SPIN": config.SPIN, "WARPS": config.NUM_WARPS,
         "TOKENS": max(
             config.GATE_TOKENS, next_power_of_2(cdiv(config.BLOCK_M, config.NUM_KSPLIT))
         ),
         "num_warps": config.NUM_WARPS,
     }  # fmt: skip
-    if config.MAX_REGS:
-        options["maxnreg"] = config.MAX_REGS
-    return options
+
+
+def boxes(config: MhcConfig, hidden: int) -> dict[str, tuple[list[int], Any]]:
+    """Box and shared-memory layout of each matrix the persistent kernel's copy engine handles."""
+    columns = hidden // config.NUM_KSPLIT
+    tile = [config.BLOCK_M, columns], operand_layout(columns)
+    return {"R": tile, "Y": tile, "R_OUT": tile, "FN": ([16, FN_COLS], operand_layout(FN_COLS))}
+
+
+def _described(matrix: Tensor | None, box: tuple[list[int], Any]) -> Any:
+    """A matrix [rows, columns] as the copy engine takes it; the interpreter takes it as it is."""
+    if matrix is None or knobs.runtime.interpret:
+        return matrix
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    rows = matrix.flatten(1)
+    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), *box)
 
 
 def mega_mhc(
@@ -158,14 +173,19 @@ def mega_mhc(
         MhcOutputs.
 
     Raises:
-        TypeError, ValueError: a wrong argument, see ``interface.check_seam``; an unknown or
+        TypeError, ValueError: a wrong argument, see ``interface.check_seam``; R or y that does not
+            start at a multiple of 16 bytes; an unknown or
             impossible config; a device that is not sm_90.
         RuntimeError: a graph capture would need new work space or a new pack of ``fn``.
     """
     tokens, hidden = check_seam(
         R, y, pre, post, comb, fn, scale, base, norm_w, form=form, out=out, h_multiple=GROUP
     )
-    chosen = choose(tokens, hidden, _sm_count(R.device))
+    for name, tensor in (("R", R), ("y", y)):
+        if tensor is not None and tensor.data_ptr() % 16:
+            raise ValueError(f"{name} must start at a multiple of 16 bytes: clone it")
+    sm_count = _sm_count(R.device)
+    chosen = choose(tokens, hidden, sm_count)
     if config is not None:
         chosen = override(chosen, config)
     chosen.check(hidden)
@@ -177,13 +197,19 @@ def mega_mhc(
     blocks = cdiv(tokens, chosen.BLOCK_M)
     packed = _packed(fn)
     scratch = _scratch_for(R.device, blocks, chosen)
-    defer = min(chosen.DEFER, blocks)
-    mega_mhc_kernel[((blocks + defer) * chosen.NUM_KSPLIT,)](
-        R, y, pre, post, comb, packed, scale, base, norm_w,
-        outputs.residual, outputs.norm, outputs.grid, outputs.codes, outputs.scales,
+    inputs = {"R": R, "Y": y, "FN": packed, "R_OUT": outputs.residual}
+    if chosen.PERSISTENT:
+        groups = min(blocks, max(1, sm_count // chosen.NUM_KSPLIT))
+        inputs = {n: _described(inputs[n], box) for n, box in boxes(chosen, hidden).items()}
+        launch, extra = persistent_kernel[(groups * chosen.NUM_KSPLIT,)], (groups,)
+    else:
+        launch, extra = tile_kernel[(blocks * chosen.NUM_KSPLIT,)], ()
+    launch(
+        inputs["R"], inputs["Y"], pre, post, comb, inputs["FN"], scale, base, norm_w,
+        inputs["R_OUT"], outputs.norm, outputs.grid, outputs.codes, outputs.scales,
         outputs.pre, outputs.post, outputs.comb,
         scratch.part, scratch.px, scratch.counters, scratch.flags,
-        tokens, defer, params.rms_eps, params.norm_eps, params.pre_eps, params.sinkhorn_eps,
+        tokens, *extra, params.rms_eps, params.norm_eps, params.pre_eps, params.sinkhorn_eps,
         params.post_mult,
         **build_options(chosen, hidden, form, out, params.sinkhorn_iters),
     )  # fmt: skip

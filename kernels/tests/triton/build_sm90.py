@@ -19,8 +19,9 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from dsv41_kernels.reference.interface import RELEASED
 from dsv41_kernels.triton import policy
-from dsv41_kernels.triton.host import build_options
-from dsv41_kernels.triton.kernel import mega_mhc_kernel
+from dsv41_kernels.triton.host import boxes, build_options
+from dsv41_kernels.triton.persistent_kernel import persistent_kernel
+from dsv41_kernels.triton.tile_kernel import tile_kernel
 
 HIDDEN, SM_COUNT = 5120, 132
 BF16, F32 = "*bf16", "*fp32"
@@ -43,18 +44,21 @@ def absent(form: str, out: str) -> list[str]:
 def build(tokens: int, form: str, out: str) -> dict[str, Any]:
     """Registers, stack and shared memory of the policy's build for a call."""
     config = policy.choose(tokens, HIDDEN, SM_COUNT)
-    names = mega_mhc_kernel.arg_names
+    kernel = persistent_kernel if config.PERSISTENT else tile_kernel
+    names = kernel.arg_names
     chosen = build_options(config, HIDDEN, form, out, RELEASED.sinkhorn_iters)
     constants = {name: value for name, value in chosen.items() if name in names}
     options = {name: value for name, value in chosen.items() if name not in names}
     constants |= dict.fromkeys(absent(form, out))
-    kinds = {"T": "i32", "defer": "i32"} | {
-        n: "fp32" for n in names if n.islower() and n != "defer"
-    }
-    signature = {n: "constexpr" if n in constants else (POINTERS | kinds)[n] for n in names}
+    kinds = POINTERS | {"T": "i32", "groups": "i32"}
+    kinds |= {n: "fp32" for n in names if n.islower() and n not in kinds}
+    if config.PERSISTENT:
+        for name, (shape, layout) in boxes(config, HIDDEN).items():
+            kinds[name] = f"tensordesc<bf16{shape},{layout!r}>"
+    signature = {n: "constexpr" if n in constants else kinds[n] for n in names}
     aligned = [["tt.divisibility", 16]]
     source = GluonASTSource(
-        mega_mhc_kernel,
+        kernel,
         signature,
         {(names.index(name),): value for name, value in constants.items()},
         {(i,): aligned for i, name in enumerate(names) if signature[name].startswith("*")},
@@ -67,7 +71,8 @@ def build(tokens: int, form: str, out: str) -> dict[str, Any]:
         said = subprocess.check_output([tool, "-res-usage", file.name], text=True)
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", said).groups()
     return {
-        "tokens": tokens, "form": form, "out": out, "warps": config.NUM_WARPS,
+        "tokens": tokens, "form": form, "out": out, "persistent": config.PERSISTENT,
+        "threads": int(re.search(r"\.reqntid (\d+)", made.asm["ptx"])[1]),
         "registers": int(registers), "stack": int(stack), "shared": made.metadata.shared,
     }  # fmt: skip
 

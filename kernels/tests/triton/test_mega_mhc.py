@@ -1,6 +1,6 @@
 """The Hopper mega-mHC: on the GPU where there is one, else in Triton's interpreter.
 
-On one H200 the bench holds the same cases at H = 5120 (last: 29 November 2026, 57 cases).
+Last run on an H200 on 30 November 2026: 85 passed; the bench holds the cases at H = 5120 there.
 """
 
 from __future__ import annotations
@@ -44,10 +44,18 @@ def test_forms_and_outputs(form: str, out: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_deferred_forms(form: str) -> None:
-    """A program finishes an earlier block, or, handed off, the last arriver does."""
-    for spin in (0, 1):
-        run(100, 128, form, "mxfp8", BLOCK_M=16, NUM_KSPLIT=2, DEFER=3, SPIN=spin)
+@pytest.mark.parametrize("spin", [0, 1])
+def test_persistent_forms(form: str, spin: int) -> None:
+    """Every program goes through several blocks and hands off what it cannot finish."""
+    config = {"PERSISTENT": True, "BLOCK_M": 32, "NUM_KSPLIT": 2, "SPIN": spin}
+    run(50, 128, form, "mxfp8", **config)
+
+
+def test_persistent_program_reuses_its_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One group of programs, eleven blocks: more than stages and slots."""
+    monkeypatch.setattr(host, "_sm_count", lambda device: 2)
+    config = {"PERSISTENT": True, "BLOCK_M": 16, "NUM_KSPLIT": 1, "GATE_TOKENS": 16}
+    run(170, 128, "post", "fp8_grid", **config)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +63,10 @@ def test_deferred_forms(form: str) -> None:
     [
         {"BLOCK_M": 32, "NUM_KSPLIT": 4},
         {"BLOCK_M": 32, "NUM_KSPLIT": 1, "GATE_TOKENS": 32},
-        {"BLOCK_M": 16, "NUM_KSPLIT": 2, "GATE_TOKENS": 16, "DEFER": 9},
-        {"BLOCK_M": 64, "NUM_KSPLIT": 2, "GATE_TOKENS": 64, "STREAM": True, "NUM_WARPS": 8},
-        {"BLOCK_M": 128, "NUM_KSPLIT": 2, "DEFER": 1, "NUM_WARPS": 8},
+        {"BLOCK_M": 16, "NUM_KSPLIT": 2, "GATE_TOKENS": 16},
+        {"BLOCK_M": 128, "NUM_KSPLIT": 2, "NUM_WARPS": 8},
+        {"BLOCK_M": 64, "NUM_KSPLIT": 1, "NUM_WARPS": 8, "PERSISTENT": True},
+        {"BLOCK_M": 32, "NUM_KSPLIT": 2, "GATE_TOKENS": 32, "PERSISTENT": True},
     ],
     ids=str,
 )
@@ -79,11 +88,13 @@ def test_model_width() -> None:
 
 def test_calls_leave_no_trace() -> None:
     """Counters are never reset, so later calls on the same scratch must agree with the first."""
-    config = {"BLOCK_M": 32, "NUM_KSPLIT": 4}
-    first, arguments = run(50, 128, **config)
-    for changes in ({"SPIN": 0}, {"SPIN": 1}, {"DEFER": 1}, {"DEFER": 1, "SPIN": 1}, {"SPIN": 0}):
+    config = {"BLOCK_M": 32, "NUM_KSPLIT": 2}
+    _, arguments = run(50, 128, **config)
+    first: dict[bool, Any] = {}
+    for stay, spin in ((0, 0), (1, 0), (0, 1), (1, 1), (1, 0), (0, 0)):
+        changes = {"PERSISTENT": bool(stay), "SPIN": spin}
         again = mega_mhc(**arguments, config={**config, **changes})
-        for a, b in zip(first[:5], again[:5], strict=True):
+        for a, b in zip(first.setdefault(bool(stay), again)[:5], again[:5], strict=True):
             assert torch.equal(a, b)
     for scratch in host._scratch.values():
         assert (scratch.counters >> 48 == 0).all(), "a hand-off is still open"
@@ -154,6 +165,7 @@ def test_policy_fits_every_width(tokens: int, hidden: int) -> None:
         ({"GATE_TOKENS": 3}, "GATE_TOKENS"),
         ({"GATE_TOKENS": 32}, "exceeds BLOCK_M = 16"),
         ({"SPIN": -1}, "negative"),
+        ({"PERSISTENT": True, "NUM_KSPLIT": 4}, "parts of 64 or 128 columns"),
     ],
 )
 def test_config_refusals(config: dict[str, Any], words: str) -> None:
@@ -178,6 +190,14 @@ def test_wrong_hidden_size() -> None:
     arguments = seam_inputs(1, 128, device=DEVICE)
     arguments["R"] = arguments["R"][:, :, :48].contiguous()
     with pytest.raises(ValueError, match="multiple of 32, not 48"):
+        mega_mhc(**arguments)
+
+
+def test_unaligned_input() -> None:
+    arguments = seam_inputs(1, 128, device=DEVICE)
+    room = torch.zeros(4 * 128 + 1, dtype=torch.bfloat16, device=DEVICE)
+    arguments["R"] = room[1:].view(1, 4, 128)
+    with pytest.raises(ValueError, match="R must start at a multiple of 16 bytes"):
         mega_mhc(**arguments)
 
 
