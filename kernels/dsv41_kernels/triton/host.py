@@ -115,6 +115,7 @@ def build_options(
     }  # fmt: skip
 
 
+@functools.cache
 def boxes(config: MhcConfig, hidden: int) -> dict[str, tuple[list[int], Any]]:
     """Box and shared-memory layout of each matrix the persistent kernel's copy engine handles."""
     columns = hidden // config.NUM_KSPLIT
