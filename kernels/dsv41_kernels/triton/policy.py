@@ -108,6 +108,7 @@ def choose(tokens: int, hidden: int, sm_count: int) -> MhcConfig:
     if tokens > FEW_TOKENS and hidden % 128 == 0 and 1 <= splits <= sm_count:
         return MhcConfig(
             BLOCK_M=64, NUM_KSPLIT=splits, NUM_WARPS=8, GATE_TOKENS=2 if tokens <= 512 else 32,
+            SPIN=1 << 10,  # spent once a block if another kernel holds a multiprocessor
             PERSISTENT=True,
         )  # fmt: skip
     return _fit(MhcConfig(BLOCK_M=16 if tokens <= 48 else 32, NUM_KSPLIT=hidden // 64), hidden)

@@ -153,6 +153,13 @@ def test_policy_fits_every_width(tokens: int, hidden: int) -> None:
     policy.choose(tokens, hidden, 132).check(hidden)
 
 
+def test_programs_stay_only_if_all_of_a_block_run_at_once() -> None:
+    assert policy.choose(1000, 5120, 132).PERSISTENT
+    few = policy.choose(1000, 5120, 39)  # of the 40 that share a block
+    assert not few.PERSISTENT
+    few.check(5120)
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
