@@ -111,7 +111,7 @@ def build_options(
         "TOKENS": max(
             config.GATE_TOKENS, next_power_of_2(cdiv(config.BLOCK_M, config.NUM_KSPLIT))
         ),
-        "num_warps": config.NUM_WARPS,
+        "num_warps": config.NUM_WARPS, "enable_fp_fusion": True,  # off by default from Triton 3.10
     }  # fmt: skip
 
 
