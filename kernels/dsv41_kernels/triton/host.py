@@ -175,8 +175,8 @@ def mega_mhc(
 
     Raises:
         TypeError, ValueError: a wrong argument, see ``interface.check_seam``; R or y that does not
-            start at a multiple of 16 bytes; an unknown or
-            impossible config; a device that is not sm_90.
+            start at a multiple of 16 bytes; an unknown or impossible config; a device that is not
+            sm_90.
         RuntimeError: a graph capture would need new work space or a new pack of ``fn``.
     """
     tokens, hidden = check_seam(

@@ -50,12 +50,14 @@ from .seam import (
     complete,
     finish_share,
     hand_off,
+    keep_slab,
+    load_slab,
+    load_x1,
     mix_slab,
     mma_layout,
     operand_layout,
     slab_rows,
     store_part,
-    tile_at,
     wide_layout,
 )
 
@@ -133,19 +135,13 @@ def _mix_tile(
     px = PX + (block * S + split) * BLOCK_M
     base = block * BLOCK_M + row
     for slab in gl.static_range(BLOCK_M // ROWS):
-        r0 = s0.slice(slab * ROWS, ROWS).load(wide)
-        r1 = s1.slice(slab * ROWS, ROWS).load(wide)
-        r2 = s2.slice(slab * ROWS, ROWS).load(wide)
-        r3 = s3.slice(slab * ROWS, ROWS).load(wide)
+        r0, r1, r2, r3 = load_slab(s0, s1, s2, s3, slab * ROWS, COLS, WARPS)
         if MIX:
             p = post.slice(slab * ROWS, ROWS).load(by_four)
             c = comb.slice(slab * ROWS, ROWS).load(carried_layout(WARPS, COLS, 16))
             y = sy.slice(slab * ROWS, ROWS).load(wide)
             r0, r1, r2, r3 = mix_slab(r0, r1, r2, r3, y, p, c, COLS, WARPS)
-            s0.slice(slab * ROWS, ROWS).store(r0)
-            s1.slice(slab * ROWS, ROWS).store(r1)
-            s2.slice(slab * ROWS, ROWS).store(r2)
-            s3.slice(slab * ROWS, ROWS).store(r3)
+            keep_slab(s0, s1, s2, s3, slab * ROWS, r0, r1, r2, r3)
         q = r0
         if not IDENTITY:
             q = pre.slice(slab * ROWS, ROWS).load(by_four)
@@ -213,9 +209,7 @@ def _mixer(
         acc = _project(fns, t2, 2, acc, zero)
         acc = _project(fns, t3, 3, acc, zero)
         acc = mma_wait(acc)
-        # Rows 16w + r and 16w + 8 + r are hi and lo of gate 8w + r, and lie in one thread.
-        sums = gl.reshape(gl.sum(gl.reshape(acc, [4, 2, 8, BLOCK_M]), axis=1), [32, BLOCK_M])
-        store_part(PART + (block * S + split) * (BLOCK_M * PART_COLS), sums)
+        store_part(PART + (block * S + split) * (BLOCK_M * PART_COLS), acc)
         mbarrier.wait(free.index(slot), (turn // RING + 1) % 2)
         barrier()
         mbarrier.arrive(mixed.index(slot), count=1)
@@ -240,14 +234,6 @@ def _announcer(mixed, arrived, COUNT, first, groups, count):
 
 
 @jit
-def _load_x1(NORM, block, share, T, H: tl.constexpr, BLOCK_M: tl.constexpr, COLS: tl.constexpr):
-    """A share's x1 [BLOCK_M, COLS] from the norm buffer."""
-    wide: tl.constexpr = wide_layout(FINISH_WARPS, COLS)
-    tok, at = tile_at(block, share, H, BLOCK_M, COLS, wide)
-    return gl.load(NORM + at, mask=(tok < T)[:, None], cache_modifier=".cg")
-
-
-@jit
 def _finisher(
     mixed, arrived, free,
     W, NORM, GRID, CODES, SCALES, PRE_OUT, POST_OUT, COMB_OUT, SCALE, BASE, PART, PX, COUNT, FLAG,
@@ -257,11 +243,12 @@ def _finisher(
 ):  # fmt: skip
     """Finish this program's share of every block of its group, and what was handed off."""
     COLS: tl.constexpr = H // S
+    wide: tl.constexpr = wide_layout(FINISH_WARPS, COLS)
     for turn in range(count):
         slot, phase = turn % RING, (turn // RING) % 2
         block = first + turn * groups
         mbarrier.wait(mixed.index(slot), phase)
-        x1 = _load_x1(NORM, block, split, T, H, BLOCK_M, COLS)
+        x1 = load_x1(NORM, block, split, T, H, BLOCK_M, COLS, wide)
         mbarrier.wait(arrived.index(slot), phase)
         barrier()
         mbarrier.arrive(free.index(slot), count=1)
@@ -281,7 +268,7 @@ def _finisher(
                 share = step - 1
                 wanted = claim(COUNT, FLAG, block, share, S)
                 if wanted:
-                    x1 = _load_x1(NORM, block, share, T, H, BLOCK_M, COLS)
+                    x1 = load_x1(NORM, block, share, T, H, BLOCK_M, COLS, wide)
             if wanted:
                 finish_share(
                     x1, W, NORM, GRID, CODES, SCALES, PRE_OUT, POST_OUT, COMB_OUT, SCALE, BASE,

@@ -153,6 +153,28 @@ def mix_slab(r0, r1, r2, r3, y, post, comb, COLS: tl.constexpr, WARPS: tl.conste
 
 
 @jit
+def load_slab(s0, s1, s2, s3, first: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr):
+    """The four streams of the slab from row ``first`` on, from shared memory [BLOCK_M, COLS]."""
+    ROWS: tl.constexpr = slab_rows(WARPS, COLS)
+    wide: tl.constexpr = wide_layout(WARPS, COLS)
+    return (
+        s0.slice(first, ROWS).load(wide),
+        s1.slice(first, ROWS).load(wide),
+        s2.slice(first, ROWS).load(wide),
+        s3.slice(first, ROWS).load(wide),
+    )
+
+
+@jit
+def keep_slab(s0, s1, s2, s3, first: tl.constexpr, r0, r1, r2, r3):
+    """Put the four streams of a slab back where ``load_slab`` found them."""
+    s0.slice(first, r0.shape[0]).store(r0)
+    s1.slice(first, r1.shape[0]).store(r1)
+    s2.slice(first, r2.shape[0]).store(r2)
+    s3.slice(first, r3.shape[0]).store(r3)
+
+
+@jit
 def collapse(r0, r1, r2, r3, pre, COLS: tl.constexpr, WARPS: tl.constexpr, IDENTITY: tl.constexpr):
     """x1 of a slab from its mixed streams, and the sums of x1**2 and of R'**2 a token."""
     g0, g1, g2, g3 = widen(r0), widen(r1), widen(r2), widen(r3)
@@ -165,8 +187,13 @@ def collapse(r0, r1, r2, r3, pre, COLS: tl.constexpr, WARPS: tl.constexpr, IDENT
 
 
 @jit
-def store_part(part, sums):
-    """Store the first 24 of sums [32, BLOCK_M] as columns of part [BLOCK_M, 32]."""
+def store_part(part, acc):
+    """Store the gates' sums in a projection's accumulator [64, BLOCK_M] to part [BLOCK_M, 32].
+
+    Rows 16w + r and 16w + 8 + r are hi and lo of gate 8w + r, and lie in one thread.
+    """
+    TOKENS: tl.constexpr = acc.shape[1]
+    sums = gl.reshape(gl.sum(gl.reshape(acc, [4, 2, 8, TOKENS]), axis=1), [32, TOKENS])
     layout: tl.constexpr = sums.type.layout
     n = gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))[:, None]
     m = gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))[None, :]
@@ -370,6 +397,16 @@ def tile_at(
     tok = block * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, wide))
     col = split * COLS + gl.arange(0, COLS, gl.SliceLayout(0, wide))
     return tok, tok[:, None] * H + col[None, :]
+
+
+@jit
+def load_x1(
+    NORM, block, share, T, H: tl.constexpr, BLOCK_M: tl.constexpr, COLS: tl.constexpr,
+    wide: tl.constexpr,
+):  # fmt: skip
+    """A share's x1 [BLOCK_M, COLS] from the norm buffer."""
+    tok, at = tile_at(block, share, H, BLOCK_M, COLS, wide)
+    return gl.load(NORM + at, mask=(tok < T)[:, None], cache_modifier=".cg")
 
 
 @jit

@@ -38,6 +38,9 @@ from .seam import (
     complete,
     finish_share,
     hand_off,
+    keep_slab,
+    load_slab,
+    load_x1,
     mix_slab,
     mma_layout,
     operand_layout,
@@ -107,83 +110,69 @@ def _copy_fn(to, FN, H: tl.constexpr, WARPS: tl.constexpr):
 
 
 @jit
-def _first_slab(
-    block, split, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, wide: tl.constexpr, COLS: tl.constexpr
-):
-    """Rows [ROWS] and columns [COLS] of a tile's first slab, and where they begin in [T, H]."""
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, wide))
-    col = gl.arange(0, COLS, gl.SliceLayout(0, wide))
-    return row, col, block * BLOCK_M, split * COLS
-
-
-@jit
 def _start_tile(
-    s0, s1, s2, s3, sy, fn0, fn1, fn2, fn3, R, Y, FN, block, split, T,
-    H: tl.constexpr, BLOCK_M: tl.constexpr, S: tl.constexpr, WARPS: tl.constexpr,
-    MIX: tl.constexpr,
+    s0, s1, s2, s3, sy, fn0, fn1, fn2, fn3, R, Y, FN, tok, col, first, T,
+    H: tl.constexpr, SLABS: tl.constexpr, WARPS: tl.constexpr, MIX: tl.constexpr,
 ):  # fmt: skip
-    """Start copying a tile's streams, y and fn to shared memory, slab by slab."""
-    COLS: tl.constexpr = H // S
-    ROWS: tl.constexpr = slab_rows(WARPS, COLS)
-    SLABS: tl.constexpr = BLOCK_M // ROWS
-    WHOLE_FN: tl.constexpr = whole_fn(COLS)
-    wide: tl.constexpr = wide_layout(WARPS, COLS)
-    row, col, token0, col0 = _first_slab(block, split, ROWS, BLOCK_M, wide, COLS)
-    base = token0 + row
-    at = R + base[:, None] * (4 * H) + (col0 + col)[None, :]
+    """Start copying a tile's streams, y and fn to shared memory, slab by slab.
+
+    ``tok`` are the tokens of the first slab, ``col`` the tile's columns from ``first`` on.
+    """
+    ROWS: tl.constexpr = tok.shape[0]
+    at = R + tok[:, None] * (4 * H) + col[None, :]
     y_at = at
     if MIX:
-        y_at = Y + base[:, None] * H + (col0 + col)[None, :]
+        y_at = Y + tok[:, None] * H + col[None, :]
     for slab in gl.static_range(SLABS):
-        m = (base + slab * ROWS < T)[:, None]
+        m = (tok + slab * ROWS < T)[:, None]
         _copy_slab(
             s0.slice(slab * ROWS, ROWS), s1.slice(slab * ROWS, ROWS),
             s2.slice(slab * ROWS, ROWS), s3.slice(slab * ROWS, ROWS),
             sy.slice(slab * ROWS, ROWS), at + slab * ROWS * 4 * H, y_at + slab * ROWS * H,
             m, H, MIX,
         )  # fmt: skip
-    _copy_fn(fn0, FN + col0, H, WARPS)
-    _copy_fn(fn1, FN + H + col0, H, WARPS)
-    if WHOLE_FN:
-        _copy_fn(fn2, FN + 2 * H + col0, H, WARPS)
-        _copy_fn(fn3, FN + 3 * H + col0, H, WARPS)
+    _copy_fn(fn0, FN + first, H, WARPS)
+    _copy_fn(fn1, FN + H + first, H, WARPS)
+    if whole_fn(col.shape[0]):
+        _copy_fn(fn2, FN + 2 * H + first, H, WARPS)
+        _copy_fn(fn3, FN + 3 * H + first, H, WARPS)
 
 
 @jit
 def _mix_tile(
     s0, s1, s2, s3, sy, fn0, fn1, fn2, fn3, x1s,
-    PRE, POST, COMB, FN, R_OUT, PART, PX, block, split, T,
+    R, Y, PRE, POST, COMB, FN, R_OUT, PART, PX, block, split, T,
     H: tl.constexpr, BLOCK_M: tl.constexpr, S: tl.constexpr, WARPS: tl.constexpr,
     MIX: tl.constexpr, IDENTITY: tl.constexpr,
 ):  # fmt: skip
-    """Mix one tile, store R', leave x1 in shared memory, store the sums."""
+    """Copy and mix one tile, store R', leave x1 in shared memory, store the sums."""
     COLS: tl.constexpr = H // S
     ROWS: tl.constexpr = slab_rows(WARPS, COLS)
     SLABS: tl.constexpr = BLOCK_M // ROWS
     WHOLE_FN: tl.constexpr = whole_fn(COLS)
     wide: tl.constexpr = wide_layout(WARPS, COLS)
-    row, col, token0, col0 = _first_slab(block, split, ROWS, BLOCK_M, wide, COLS)
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, wide))
+    token0, col0 = block * BLOCK_M, split * COLS
+    base = token0 + row
+    col = col0 + gl.arange(0, COLS, gl.SliceLayout(0, wide))
     part = PART + (block * S + split) * (BLOCK_M * PART_COLS)
     px = PX + (block * S + split) * BLOCK_M
-    base = token0 + row
+    _start_tile(
+        s0, s1, s2, s3, sy, fn0, fn1, fn2, fn3, R, Y, FN, base, col, col0, T,
+        H, SLABS, WARPS, MIX,
+    )  # fmt: skip
     for slab in gl.static_range(SLABS):
         post, comb, pre = _load_carried(
             POST, COMB, PRE, token0 + slab * ROWS, T, COLS, WARPS, MIX, IDENTITY
         )
         wait_group(SLABS - 1 - slab + (4 if WHOLE_FN else 2))
-        r0 = s0.slice(slab * ROWS, ROWS).load(wide)
-        r1 = s1.slice(slab * ROWS, ROWS).load(wide)
-        r2 = s2.slice(slab * ROWS, ROWS).load(wide)
-        r3 = s3.slice(slab * ROWS, ROWS).load(wide)
-        m = (base + slab * ROWS < T)[:, None]
+        r0, r1, r2, r3 = load_slab(s0, s1, s2, s3, slab * ROWS, COLS, WARPS)
         if MIX:
             y = sy.slice(slab * ROWS, ROWS).load(wide)
             r0, r1, r2, r3 = mix_slab(r0, r1, r2, r3, y, post, comb, COLS, WARPS)
-            s0.slice(slab * ROWS, ROWS).store(r0)
-            s1.slice(slab * ROWS, ROWS).store(r1)
-            s2.slice(slab * ROWS, ROWS).store(r2)
-            s3.slice(slab * ROWS, ROWS).store(r3)
-            to = R_OUT + base[:, None] * (4 * H) + (col0 + col)[None, :] + slab * ROWS * 4 * H
+            keep_slab(s0, s1, s2, s3, slab * ROWS, r0, r1, r2, r3)
+            m = (base + slab * ROWS < T)[:, None]
+            to = R_OUT + base[:, None] * (4 * H) + col[None, :] + slab * ROWS * 4 * H
             gl.store(to, r0, mask=m)
             gl.store(to + H, r1, mask=m)
             gl.store(to + 2 * H, r2, mask=m)
@@ -207,8 +196,7 @@ def _mix_tile(
     acc = mma(fn2, s2.permute((1, 0)), acc)
     acc = mma(fn3, s3.permute((1, 0)), acc)
     acc = mma_wait(acc)
-    # Rows 16w + r and 16w + 8 + r are hi and lo of gate 8w + r, and lie in one thread.
-    store_part(part, gl.reshape(gl.sum(gl.reshape(acc, [4, 2, 8, BLOCK_M]), axis=1), [32, BLOCK_M]))
+    store_part(part, acc)
 
 
 @jit(do_not_specialize=["T"])
@@ -241,13 +229,9 @@ def tile_kernel(
     pid = gl.program_id(0)
     block, split = pid // S, pid % S
 
-    _start_tile(
-        s0, s1, s2, s3, sy, fn0, fn1, fn2, fn3, R, Y, FN, block, split, T,
-        H, BLOCK_M, S, WARPS, MIX,
-    )  # fmt: skip
     _mix_tile(
         s0, s1, s2, s3, sy, fn0, fn1, fn2, fn3, x1s,
-        PRE, POST, COMB, FN, R_OUT, PART, PX, block, split, T,
+        R, Y, PRE, POST, COMB, FN, R_OUT, PART, PX, block, split, T,
         H, BLOCK_M, S, WARPS, MIX, IDENTITY,
     )  # fmt: skip
     barrier()
@@ -272,8 +256,7 @@ def tile_kernel(
     if last & ((seen >> 48) > 0):
         for share in range(S):
             if claim(COUNT, FLAG, block, share, S):
-                tok, at = tile_at(block, share, H, BLOCK_M, COLS, wide)
-                x1 = gl.load(NORM + at, mask=(tok < T)[:, None], cache_modifier=".cg")
+                x1 = load_x1(NORM, block, share, T, H, BLOCK_M, COLS, wide)
                 finish_share(
                     x1, W, NORM, GRID, CODES, SCALES, PRE_OUT, POST_OUT, COMB_OUT, SCALE, BASE,
                     PART, PX, COUNT, block, share, T,

@@ -91,10 +91,9 @@ def test_calls_leave_no_trace() -> None:
     config = {"BLOCK_M": 32, "NUM_KSPLIT": 2}
     _, arguments = run(50, 128, **config)
     first: dict[bool, Any] = {}
-    for stay, spin in ((0, 0), (1, 0), (0, 1), (1, 1), (1, 0), (0, 0)):
-        changes = {"PERSISTENT": bool(stay), "SPIN": spin}
-        again = mega_mhc(**arguments, config={**config, **changes})
-        for a, b in zip(first.setdefault(bool(stay), again)[:5], again[:5], strict=True):
+    for stay, spin in ((False, 0), (True, 0), (False, 1), (True, 1), (True, 0), (False, 0)):
+        again = mega_mhc(**arguments, config={**config, "PERSISTENT": stay, "SPIN": spin})
+        for a, b in zip(first.setdefault(stay, again)[:5], again[:5], strict=True):
             assert torch.equal(a, b)
     for scratch in host._scratch.values():
         assert (scratch.counters >> 48 == 0).all(), "a hand-off is still open"
